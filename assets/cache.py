@@ -1,0 +1,200 @@
+"""Chapter two: from a plan to chunks in L2 to the proof that a cold replica hits them."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+
+from assets.partitions import fleets
+from assets.prompts import prompt_prefixes
+from assets.reporting import OWNERS, failures, table, telling
+from resources.documents import plan_document, proof_document, warm_document
+from resources.workspace import Workspace
+from warmers.errors import StateUnavailable
+from warmers.fleet import require_match
+from warmers.ledger import rows_of
+from warmers.plan import WarmPlan
+from warmers.prefixes import PrefixSet
+from warmers.proof import choose, judge, observe, proven_chunks
+from warmers.warm import WarmProgress, warm
+
+
+@dg.asset(deps=[prompt_prefixes], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"valkey"})
+def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
+    """What should be in L2, what is there already, and what to prefill in which order. Empty when nothing changed."""
+    with failures():
+        here = telling(workspace, context)
+        fleet = here.fleet(context.partition_key)
+        plan = here.plan(fleet, _prefixes(here, fleet.name))
+        uri = here.state.point(fleet.name, "plan", plan_document(plan), ".json", {"namespace": fleet.namespace})
+    return dg.MaterializeResult(
+        metadata={
+            "plan": table(asdict(row) for row in sorted(plan.rows(), key=lambda row: -row.missing)),
+            "compute_tokens": plan.compute_tokens,
+            "store_bytes": plan.store_bytes,
+            "missing_chunks": plan.missing_chunks,
+            "steps": len(plan.steps),
+            "engine_seconds": plan.engine_seconds if plan.engine_seconds is not None else "not measured yet",
+            "namespace": fleet.namespace,
+            "uri": uri,
+        }
+    )
+
+
+@dg.asset(deps=[warm_plan], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"vllm", "valkey"})
+def warm_chunks(
+    context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.MaterializeResult[None]:
+    """The plan carried out: every chunk in L2 with its right size, on every rank.
+
+    The plan is made anew from what L2 holds now, so a rerun computes nothing that is there.
+    """
+
+    def tell(progress: WarmProgress) -> None:
+        here.on_event(
+            f"warmed {progress.chunks} of {progress.total_chunks} chunks, {progress.computed_tokens:,} tokens computed "
+            f"in {progress.seconds:.0f} s"
+        )
+
+    with failures():
+        here = telling(workspace, context)
+        fleet = here.fleet(context.partition_key)
+        with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).warmer(fleet) as replica:
+            require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+            plan = here.plan(fleet, _prefixes(here, fleet.name))
+            journal = here.state.journal(fleet.namespace)
+            result = warm(plan, replica, here.store(fleet.name), journal, fence, here.clock, tell)
+        rate = result.tokens_per_s or fleet.prefill_tokens_per_s
+        document = warm_document(plan, result)
+        uri = here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
+    return dg.MaterializeResult(
+        metadata={
+            "computed_tokens": result.computed_tokens,
+            "requests": result.requests,
+            "chunks_warmed": result.chunks,
+            "chunks_already_there": result.already_there,
+            "seconds": result.seconds,
+            "refused": table({"prefix": label, "reason": reason} for label, reason in result.failed),
+            "uri": uri,
+        }
+    )
+
+
+@dg.asset(deps=[warm_chunks], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"vllm", "valkey"})
+def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
+    """The proof: a cold replica hits the warmed chunks, by two independent counts, and answers the same."""
+    with failures():
+        here = telling(workspace, context)
+        fleet = here.fleet(context.partition_key)
+        plan = here.plan(fleet, _prefixes(here, fleet.name))
+        templates = here.prompts(fleet.name).read().by_label()
+        journal, store = here.state.journal(fleet.namespace), here.store(fleet.name)
+        with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).cold(fleet) as replica:
+            require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+            chosen = choose(plan, journal.rows())
+            seen = observe(plan, chosen, templates, replica, store, here.clock, here.on_event)
+            proof = judge(seen, fleet.floors)
+            fence.check()
+            journal.record(rows_of(plan, proven_chunks(plan, proof), proven_at=proof.at))
+        summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace}
+        uri = here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
+    return dg.MaterializeResult(
+        metadata={
+            "verdict": proof.verdict,
+            "hit_rate": proof.hit_rate,
+            "hit_tokens": proof.hit_tokens,
+            "expected_tokens": proof.expected_tokens,
+            "ttft_cold_s": proof.ttft_cold_s,
+            "ttft_warm_s": proof.ttft_warm_s,
+            "ttft_speedup": proof.speedup,
+            "proof": table(json.loads(proof_document(proof))["prefixes"]),
+            "uri": uri,
+        }
+    )
+
+
+@dg.asset_check(asset=warm_chunks, partitions_def=fleets, blocking=True)
+def every_chunk_present(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """Every chunk of every prefix is in L2 with its right size, on every rank: asked anew."""
+    with failures():
+        here = telling(workspace, context)
+        fleet = here.fleet(context.partition_key)
+        plan = here.plan(fleet, _prefixes(here, fleet.name))
+    return dg.AssetCheckResult(
+        passed=plan.missing_chunks == 0,
+        description=_missing(plan) if plan.missing_chunks else None,
+        metadata={"chunks": len(plan.tree.hashes), "missing": plan.missing_chunks},
+    )
+
+
+@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True)
+def hit_rate_above_floor(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """The proof is conclusive, and the share of tokens hit from L2 reaches the fleet's floor."""
+    proof = _proof(workspace, context.partition_key)
+    return dg.AssetCheckResult(
+        passed=proof["verdict"] == "proven",
+        description="; ".join(proof["reasons"]) or None,
+        metadata={"hit_rate": proof["hit_rate"], "floor": proof["floors"]["hit_rate"], "verdict": proof["verdict"]},
+    )
+
+
+@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True)
+def output_unchanged(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """Answers from warmed KV are those that a cold run gives."""
+    proof = _proof(workspace, context.partition_key)
+    changed = [p["label"] for p in proof["prefixes"] if not p["output_unchanged"]]
+    return dg.AssetCheckResult(
+        passed=proof["output_unchanged"],
+        description=f"Answers changed for {', '.join(changed)}: KV of other weights or layout in this namespace. "
+        "Do not roll out; warm under a new namespace."
+        if changed
+        else None,
+    )
+
+
+@dg.asset_check(asset=hit_rate, partitions_def=fleets)
+def ttft_speedup_above_floor(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """A warm time to first token is as many times shorter than a cold one as the fleet asks for."""
+    proof = _proof(workspace, context.partition_key)
+    floor = proof["floors"]["ttft_speedup"]
+    slow = [f"{p['label']} {p['speedup']:.1f} x" for p in proof["prefixes"] if p["speedup"] < floor]
+    return dg.AssetCheckResult(
+        passed=proof["speedup"] >= floor,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"Below {floor:g} x: {', '.join(slow)}. Look at L2's latency, or drop short prefixes."
+        if slow
+        else None,
+        metadata={"ttft_speedup": proof["speedup"], "floor": floor},
+    )
+
+
+def _prefixes(workspace: Workspace, fleet: str) -> PrefixSet:
+    found = workspace.state.prefixes(fleet)
+    if found is None:
+        raise StateUnavailable(
+            f"reading the prefixes of fleet {fleet!r}", seen="none were found yet", do="Materialize prompt_prefixes."
+        )
+    return found
+
+
+def _proof(workspace: Workspace, fleet: str) -> dict[str, Any]:
+    with failures():
+        proof = workspace.state.document(fleet, "proof")
+        if proof is None:
+            raise StateUnavailable(f"reading the proof of fleet {fleet!r}", seen="there is none", do="Prove it first.")
+    return proof
+
+
+def _missing(plan: WarmPlan) -> str:
+    worst = sorted((row for row in plan.rows() if row.missing), key=lambda row: -row.missing)[:5]
+    rows = ", ".join(f"{row.label} ({row.missing} of {row.chunks})" for row in worst)
+    return f"{plan.missing_chunks} chunks are missing: {rows}. Warm again; if they go missing again, L2 evicts them."

@@ -1,0 +1,116 @@
+"""Chapter one: from template files to the token ids that requests share."""
+
+import dagster as dg
+
+from assets.partitions import fleets
+from assets.reporting import OWNERS, failures, table, telling
+from resources.workspace import Workspace
+from warmers.errors import ConfigError
+from warmers.prefixes import PrefixSet, mismatches
+
+DATA_VERSION_TAG = "dagster/data_version"
+
+prompt_templates = dg.AssetSpec(
+    "prompt_templates",
+    description="The prompt templates of a fleet, as files that people edit. Their digest is the data version.",
+    group_name="prompts",
+    partitions_def=fleets,
+    owners=OWNERS,
+    kinds={"file"},
+)
+
+
+@dg.asset(deps=[prompt_templates], partitions_def=fleets, group_name="prompts", owners=OWNERS, kinds={"vllm"})
+def prompt_prefixes(
+    context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.MaterializeResult[None]:
+    """For each template and context the exact token ids that every request shares, rendered by the engine itself.
+
+    Whatever varies ends the prefix and is named; templates that did not change are not rendered again.
+    """
+    with failures():
+        here = telling(workspace, context)
+        fleet, prompts = here.fleet(context.partition_key), here.prompts(context.partition_key).read()
+        with here.replicas(fleet.name).warmer(fleet) as replica:
+            found = here.find_prefixes(fleet, prompts, replica.engine)
+        uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest})
+    tags = {DATA_VERSION_TAG: prompts.digest}
+    context.log_event(dg.AssetObservation(prompt_templates.key, partition=fleet.name, tags=tags))
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(prompts.digest),
+        metadata={
+            "prefixes": table(_rows(found)),
+            "templates": len(found.found),
+            "shared_tokens": sum(p.shared for p in found.prefixes),
+            "too_short": len(found.too_short),
+            "failed": len(found.failed),
+            "uri": uri,
+        },
+    )
+
+
+@dg.asset_check(asset=prompt_templates.key, partitions_def=fleets)
+def configuration_is_valid(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """warmfront.yaml is complete and every path in it exists; a broken field is named."""
+    try:
+        fleet = workspace.fleet(context.partition_key)
+    except ConfigError as error:
+        return dg.AssetCheckResult(passed=False, description=str(error))
+    return dg.AssetCheckResult(passed=True, metadata={"namespace": fleet.namespace})
+
+
+@dg.asset_check(asset=prompt_prefixes, partitions_def=fleets, blocking=True)
+def tokens_match_engine(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """The engine renders every prefix to the same ids on each of its paths: tokenize, and chat."""
+    with failures():
+        here = telling(workspace, context)
+        fleet, prompts = here.fleet(context.partition_key), here.prompts(context.partition_key).read()
+        found = here.state.prefixes(fleet.name) or PrefixSet()
+        with here.replicas(fleet.name).warmer(fleet) as replica:
+            wrong = mismatches(found.prefixes, prompts.by_label(), replica.engine)
+    return dg.AssetCheckResult(
+        passed=not wrong,
+        description=f"The engine now renders otherwise: {', '.join(wrong)}. Its tokenizer or chat template is not "
+        "that of the model directory; correct one of them and render again."
+        if wrong
+        else None,
+        metadata={"compared": min(len(found.prefixes), 32)},
+    )
+
+
+@dg.asset_check(asset=prompt_prefixes, partitions_def=fleets)
+def prefix_is_stable(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """Nothing that changes from request to request stands before the part that users write."""
+    with failures():
+        found = workspace.state.prefixes(context.partition_key) or PrefixSet()
+    lost = [f"{p.label}: {variation}" for p in found.found for variation in p.unstable]
+    broken = [f"{f.template}: {f.reason}" for f in found.failed]
+    return dg.AssetCheckResult(
+        passed=not lost and not broken,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="\n".join([*lost, *broken, "Move what varies behind what does not."]) if lost or broken else None,
+        metadata={"too_short": table({"template": p.label, "tokens_short": p.short_by} for p in found.too_short)},
+    )
+
+
+def _rows(found: PrefixSet) -> list[dict[str, str | int]]:
+    broken: list[dict[str, str | int]] = [
+        {"template": f.template, "shared_tokens": 0, "chunks": 0, "tail_tokens": 0, "note": f.reason}
+        for f in found.failed
+    ]
+    return broken + [
+        {
+            "template": p.label,
+            "shared_tokens": p.shared,
+            "chunks": p.chunks,
+            "tail_tokens": p.tail_tokens,
+            "note": "; ".join(map(str, p.unstable)) or (f"{p.short_by} tokens short of a chunk" if p.short_by else ""),
+        }
+        for p in sorted(found.found, key=lambda p: (not p.unstable, not p.short_by))
+    ]

@@ -1,0 +1,1 @@
+"""Assembly: what Dagster loads, and the command line. Nothing here decides or computes."""

@@ -1,0 +1,275 @@
+"""The command line. Every command takes --json and then prints one JSON document on stdout, nothing else.
+
+Exit codes: 0 done; 1 failed or inconclusive; 2 findings or a bad argument; 130 interrupted.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from warmers.errors import ConfigError, WarmfrontError
+
+if TYPE_CHECKING:
+    from resources.workspace import Workspace
+    from warmers.plan import WarmPlan
+    from warmers.prefixes import PrefixSet
+
+app = typer.Typer(
+    name="warmfront",
+    help="Keeps a vLLM fleet's shared prompt prefixes warm in L2, and proves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+FleetName = Annotated[str | None, typer.Option("--fleet", help="A fleet of warmfront.yaml; the only one by default.")]
+
+
+class Store(str, Enum):
+    """Adapters whose key form is known."""
+
+    valkey = "valkey"
+    fs = "fs"
+    s3 = "s3"
+
+
+def main() -> None:
+    """Entry point: errors become messages and exit codes."""
+    as_json = "--json" in sys.argv
+    try:
+        app(standalone_mode=True)
+    except ConfigError as error:
+        _fail(str(error), 2, as_json)
+    except WarmfrontError as error:
+        _fail(str(error), 1, as_json)
+    except KeyboardInterrupt:
+        _fail("interrupted; what was finished is recorded", 130, as_json)
+
+
+@app.command()
+def keys(
+    file: Annotated[str, typer.Argument(help="JSON list of token ids; - for standard input.")],
+    model: Annotated[str, typer.Option(help="The --model string as the engine got it.")],
+    chunk_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    world_size: Annotated[int, typer.Option(min=1, max=255, help="Tensor parallel size.")] = 1,
+    salt: Annotated[str, typer.Option(help="cache_salt of the requests.")] = "",
+    store: Annotated[Store, typer.Option(help="Whose key form.")] = Store.valkey,
+    prefix: Annotated[str, typer.Option(help="key_prefix of the valkey adapter.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Print the L2 keys of a prompt's full chunks, in order, all ranks, one a line."""
+    from warmers.keys import KeyLayout, chunk_keys
+
+    ids = _read_ids(file, as_json)
+    try:
+        layout = KeyLayout(model, chunk_tokens, world_size, store.value, prefix)
+        names = list(chunk_keys(ids, layout, salt))
+    except ValueError as error:
+        _fail(str(error), 2, as_json)
+    if as_json:
+        _print({"keys": names, "tail_tokens": len(ids) % chunk_tokens})
+    else:
+        sys.stdout.writelines(f"{name}\n" for name in names)
+
+
+@app.command()
+def plan(fleet: FleetName = None, as_json: Json = False) -> None:
+    """Show what warming would do: what is in L2, what would be prefilled. Changes nothing."""
+    from resources.documents import plan_summary
+
+    workspace = _workspace()
+    settings = workspace.fleet(fleet)
+    replica = workspace.replicas(settings.name).running(settings)
+    from resources.engine import NoEngine
+
+    engine = replica.engine if replica else NoEngine(settings.name)
+    found = workspace.find_prefixes(settings, workspace.prompts(settings.name).read(), engine)
+    warm_plan = workspace.plan(settings, found)
+    if as_json:
+        problems = {
+            "too_short": [{"label": p.label, "short_by": p.short_by} for p in found.too_short],
+            "failed": [asdict(f) for f in found.failed],
+            "unstable": [{"label": p.label, "varies": [str(v) for v in p.unstable]} for p in found.found if p.unstable],
+        }
+        _print(plan_summary(warm_plan) | problems)
+    else:
+        print_plan(warm_plan, found)
+
+
+@app.command()
+def warm(fleet: FleetName = None, as_json: Json = False) -> None:
+    """Warm a fleet and prove it: render, plan, prefill what is missing, ask a cold replica."""
+    _run("warm", fleet, as_json)
+
+
+@app.command()
+def prove(fleet: FleetName = None, as_json: Json = False) -> None:
+    """Take the proof again: a cold replica has to hit what is warm now, and answer the same."""
+    _run("prove", fleet, as_json)
+
+
+@app.command()
+def up(fleet: FleetName = None, as_json: Json = False) -> None:
+    """Start the embedded stack: Valkey, an S3 server, an LMCache daemon and one vLLM engine."""
+    workspace = _workspace()
+    settings = workspace.fleet(fleet)
+    with workspace.replicas(settings.name).warmer(settings):
+        pass
+    _show_status(workspace, as_json)
+
+
+@app.command()
+def down(as_json: Json = False) -> None:
+    """Stop the embedded stack with everything that belongs to it. Valkey's and S3's data stay."""
+    stopped = _workspace().stack.down()
+    if as_json:
+        _print({"stopped": stopped})
+    else:
+        _say(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show the embedded stack's processes. Exit code 1 unless all of them run."""
+    if not _show_status(_workspace(), as_json):
+        raise typer.Exit(1)
+
+
+def _run(job: str, fleet: str | None, as_json: bool) -> None:
+    """Run a job; the exit code is the verdict in the state store."""
+    from pipelines.runs import run_job
+
+    workspace = _workspace()
+    name = workspace.fleet(fleet).name
+    started = workspace.clock.now()
+    finished = run_job(job, name, workspace)
+    proof = workspace.state.document(name, "proof")
+    current = proof is not None and proof["at"] >= started
+    verdict = proof["verdict"] if proof is not None and current else "failed"
+    if as_json:
+        result = {"run_id": finished.run_id, "verdict": verdict, "reasons": finished.reasons}
+        warmed = workspace.state.document(name, "warm") if job == "warm" else None
+        _print(result | {"warm": warmed, "proof": proof if current else None})
+    else:
+        for reason in finished.reasons:
+            _say(reason)
+        if proof is not None and current:
+            print_proof(proof)
+        _say(f"{name}: {verdict}")
+    if verdict != "proven" or not finished.success:
+        raise typer.Exit(1)
+
+
+def _show_status(workspace: "Workspace", as_json: bool) -> bool:
+    found = workspace.stack.status()
+    if as_json:
+        _print({"processes": [asdict(s) | {"log": str(s.log)} for s in found]})
+    else:
+        rows = [[s.name, s.state, s.url or "", str(s.pid or ""), str(s.log)] for s in found]
+        print_table(["process", "state", "address", "pid", "log"], rows)
+    return all(s.state == "running" for s in found)
+
+
+def print_plan(plan: "WarmPlan", found: "PrefixSet") -> None:
+    """A plan for people."""
+    rows = [
+        [r.label, f"{r.tokens:,}", str(r.chunks), str(r.present), str(r.missing), str(r.tail_tokens), size(r.bytes)]
+        for r in plan.rows()
+    ]
+    print_table(["prefix", "tokens", "chunks", "there", "missing", "tail", "bytes"], rows)
+    for p in found.too_short:
+        print(f"{p.label}: {p.shared} shared tokens, {p.short_by} short of a chunk: it can never hit")
+    for p in found.found:
+        for variation in p.unstable:
+            print(f"{p.label}: varies at {variation}")
+    for f in found.failed:
+        print(f"{f.template}: {f.reason}")
+    seconds = f", about {plan.engine_seconds:.0f} s of one engine" if plan.engine_seconds else ""
+    deferred = f"; {plan.deferred_chunks} chunks are left for the next run" if plan.deferred_chunks else ""
+    steps = f"{plan.compute_tokens:,} tokens in {len(plan.steps)} requests, {size(plan.store_bytes)}{seconds}"
+    print(f"To compute: {steps if plan.steps else 'nothing'}{deferred}")
+
+
+def print_proof(proof: dict[str, Any]) -> None:
+    """A proof for people."""
+    rows = [
+        [
+            p["label"],
+            f"{p['hit_tokens']:,} / {p['expected_tokens']:,}",
+            f"{p['ttft_cold_s']:.2f}",
+            f"{p['ttft_warm_s']:.2f}",
+            f"{p['speedup']:.1f} x",
+            "yes" if p["output_unchanged"] else "NO",
+            p["verdict"],
+        ]
+        for p in proof["prefixes"]
+    ]
+    print_table(["prefix", "hit / expected", "cold TTFT s", "warm TTFT s", "faster", "same output", "verdict"], rows)
+    print(
+        f"{proof['hit_rate']:.1%} of {proof['expected_tokens']:,} expected tokens hit from L2 on a cold engine; "
+        f"TTFT {proof['ttft_cold_s']:.2f} s cold, {proof['ttft_warm_s']:.2f} s warm ({proof['speedup']:.1f} x); "
+        f"output {'unchanged' if proof['output_unchanged'] else 'CHANGED'}"
+    )
+
+
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    """Columns as wide as they need; numbers to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    align: list[Callable[[str, int], str]] = [
+        str.rjust if rows and all(r[i][:1].isdigit() for r in rows) else str.ljust for i in range(len(head))
+    ]
+    for row in [head, *rows]:
+        print("  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True)).rstrip())
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            break
+        count, unit = count / 1000, {"B": "KB", "KB": "MB", "MB": "GB", "GB": "TB"}[unit]
+    return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+
+
+def _workspace() -> "Workspace":
+    from resources.workspace import Workspace
+
+    return Workspace.from_environment(_say)
+
+
+def _read_ids(file: str, as_json: bool) -> Any:
+    import numpy as np
+
+    try:
+        ids = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text())
+    except (OSError, ValueError) as error:
+        _fail(f"reading token ids from {file}: {error}. Give a JSON list of numbers.", 2, as_json)
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < 2**32 for i in ids):
+        _fail(f"reading token ids from {file}: it is no JSON list of token ids. Give numbers from 0 on.", 2, as_json)
+    return np.array(ids, np.uint32)
+
+
+def _print(document: Any) -> None:
+    print(json.dumps(document))
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _fail(message: str, code: int, as_json: bool) -> NoReturn:
+    _say(f"warmfront: {message}")
+    if as_json:
+        _print({"error": message, "exit_code": code})
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

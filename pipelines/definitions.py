@@ -1,0 +1,35 @@
+"""What Dagster loads. Reads warmfront.yaml for fleet names alone; nothing touches the network here."""
+
+import dagster as dg
+
+from assets import cache, prompts
+from pipelines import jobs, schedules
+from resources.workspace import Workspace
+
+
+def build_defs(workspace: Workspace) -> dg.Definitions:
+    """Definitions on a given workspace; tests and the command line bring their own."""
+    return dg.Definitions(
+        assets=[
+            prompts.prompt_templates,
+            prompts.prompt_prefixes,
+            cache.warm_plan,
+            cache.warm_chunks,
+            cache.hit_rate,
+        ],
+        asset_checks=[
+            prompts.configuration_is_valid,
+            prompts.tokens_match_engine,
+            prompts.prefix_is_stable,
+            cache.every_chunk_present,
+            cache.hit_rate_above_floor,
+            cache.output_unchanged,
+            cache.ttft_speedup_above_floor,
+        ],
+        jobs=[jobs.warm, jobs.prove],
+        schedules=[schedules.nightly_warm],
+        resources={"workspace": workspace},
+    )
+
+
+defs = build_defs(Workspace.from_environment(on_event=lambda _: None))

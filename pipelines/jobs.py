@@ -1,0 +1,32 @@
+"""Jobs: runs of the chain for one fleet.
+
+Steps of a job run in one process, one after the other: they share one engine, and a process for each would
+cost more than it isolates. Whole runs are never retried by Dagster; a rerun is cheap and asked for.
+"""
+
+import dagster as dg
+
+from assets.cache import hit_rate, warm_chunks, warm_plan
+from assets.partitions import fleets
+from assets.prompts import configuration_is_valid, prompt_prefixes
+
+NO_RETRY = {"dagster/max_retries": "0"}
+
+warm = dg.define_asset_job(
+    "warm",
+    selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate)
+    | dg.AssetSelection.checks(configuration_is_valid),
+    description="Render, plan, prefill what is missing, and prove it on a cold replica.",
+    partitions_def=fleets,
+    tags=NO_RETRY,
+    executor_def=dg.in_process_executor,
+)
+
+prove = dg.define_asset_job(
+    "prove",
+    selection=dg.AssetSelection.assets(hit_rate),
+    description="Take the proof again, of what is warm now.",
+    partitions_def=fleets,
+    tags=NO_RETRY,
+    executor_def=dg.in_process_executor,
+)

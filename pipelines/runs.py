@@ -1,0 +1,73 @@
+"""Running a job from the command line, on the Dagster instance that the UI shows."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resources.workspace import Workspace
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+INSTANCE_YAML = """\
+telemetry:
+  enabled: false
+"""
+QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a run ended."""
+
+    run_id: str
+    success: bool
+    reasons: tuple[str, ...]
+    """Why not: what failed steps and failed checks said."""
+
+
+def instance_directory(workspace: Workspace) -> Path:
+    """DAGSTER_HOME, else `<state>/dagster`, made ready for use."""
+    named = os.environ.get("DAGSTER_HOME")
+    home = Path(named) if named else workspace.local_directory / "dagster"
+    home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        (home / "dagster.yaml").write_text(INSTANCE_YAML)
+    return home
+
+
+def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
+    """Run a job for one fleet in this process."""
+    import warnings
+
+    warnings.filterwarnings("ignore", module="dagster")
+    import dagster as dg
+
+    from pipelines.definitions import build_defs
+
+    job = build_defs(workspace).get_job_def(name)
+    with dg.DagsterInstance.from_config(str(instance_directory(workspace))) as instance:
+        result = job.execute_in_process(
+            partition_key=fleet,
+            instance=instance,
+            raise_on_error=False,
+            run_config=QUIET,
+            tags={"warmfront/fleet": fleet, "warmfront/started-by": "cli"},
+        )
+    return Finished(result.run_id, result.success, tuple(_reasons(result)))
+
+
+def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:
+    reasons: list[str] = []
+    for event in result.all_events:
+        if event.is_step_failure:
+            data = event.step_failure_data
+            said = data.user_failure_data.description if data.user_failure_data else None
+            message = said or (data.error.message if data.error else "failed")
+            if "blocking" not in message:
+                reasons.append(f"{event.step_key}: {message.strip()}")
+        check: Any = event.event_specific_data if event.event_type_value == "ASSET_CHECK_EVALUATION" else None
+        if check is not None and not check.passed:
+            reasons.append(f"{check.severity.value.lower()} {check.check_name}: {check.description or 'failed'}")
+    return reasons

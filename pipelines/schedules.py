@@ -1,0 +1,16 @@
+"""Schedules: when jobs start without anybody asking."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from assets.partitions import fleets
+from pipelines.jobs import warm
+
+
+@dg.schedule(job=warm, cron_schedule="0 3 * * *", execution_timezone="UTC")
+def nightly_warm(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
+    """Warm and prove every fleet each night: what was evicted comes back before the day begins."""
+    night = context.scheduled_execution_time.date().isoformat()
+    for fleet in fleets.get_partition_keys():
+        yield dg.RunRequest(run_key=f"{fleet}:{night}", partition_key=fleet, tags={"warmfront/fleet": fleet})

@@ -1,0 +1,265 @@
+"""vLLM over HTTP: rendering, prefill, streamed answers, what it says of itself, its counters."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from resources.metrics import read_metrics, total
+from warmers.errors import EngineRefused, EngineUnavailable
+from warmers.fleet import EngineIdentity
+from warmers.keys import TokenIds
+from warmers.prefixes import Messages, RenderOptions, Usage
+from warmers.replica import Generation
+
+if TYPE_CHECKING:
+    import httpx
+
+TRIES = 3
+RETRY_AFTER_S = (0.2, 1.0)
+CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class HttpService:
+    """One HTTP service with errors that say what was attempted; every call here may be repeated."""
+
+    url: str
+    what: str
+    timeout_s: float = 30.0
+
+    @cached_property
+    def client(self) -> "httpx.Client":
+        import httpx
+
+        return httpx.Client(base_url=self.url, timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S))
+
+    def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The decoded answer. Retries what did not reach the service. Raises EngineRefused, EngineUnavailable."""
+        return self.call(method, path, body).json()
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> "httpx.Response":
+        """The answer to one request, if it is a success."""
+        import httpx
+
+        for attempt in range(TRIES):
+            try:
+                answer = self.client.request(method, path, json=body)
+            except httpx.ConnectError as error:
+                if attempt + 1 < TRIES:
+                    time.sleep(RETRY_AFTER_S[attempt])
+                    continue
+                raise self.unavailable(method, path, error) from error
+            except httpx.HTTPError as error:
+                raise self.unavailable(method, path, error) from error
+            self.require_success(answer, method, path)
+            return answer
+        raise AssertionError("unreachable")
+
+    def require_success(self, answer: "httpx.Response", method: str, path: str) -> None:
+        """Raise unless the status is 2xx: 4xx are permanent, but for those that only ask to wait."""
+        if answer.is_success:
+            return
+        attempted = f"{method} {self.url}{path} of {self.what}"
+        seen = f"HTTP {answer.status_code}: {_message(answer)}"
+        if answer.status_code >= 500 or answer.status_code in (408, 425, 429):
+            raise EngineUnavailable(attempted, seen=seen, do="Look at its log; try again.")
+        raise EngineRefused(attempted, seen=seen, do="The request is at fault: a retry would see the same.")
+
+    def unavailable(self, method: str, path: str, error: Exception) -> EngineUnavailable:
+        """The error for a service that cannot be reached or does not answer."""
+        seen = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        do = f"Check that it runs and answers (waited {self.timeout_s:g} s); for the local stack: warmfront status."
+        return EngineUnavailable(f"{method} {self.url}{path} of {self.what}", seen=seen, do=do)
+
+
+def _message(answer: "httpx.Response") -> str:
+    try:
+        body = answer.json()
+        error = body.get("error", body)
+        return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+    except ValueError:
+        return answer.text[:500]
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """One vLLM server. Satisfies warmers.prefixes.Engine."""
+
+    url: str
+    model: str
+    """--served-model-name."""
+    request_timeout_s: float = 300.0
+    http: HttpService = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "http", HttpService(self.url, "vLLM", self.request_timeout_s))
+
+    def render(self, messages: Messages, options: RenderOptions) -> TokenIds:
+        """POST /tokenize with messages: the chat template applied."""
+        return _ids(self.http.json("POST", "/tokenize", self._chat(messages, options))["tokens"])
+
+    def render_for_chat(self, messages: Messages, options: RenderOptions) -> TokenIds | None:
+        """POST /v1/chat/completions/render: the chat endpoint's own path; None where it is not enabled."""
+        try:
+            answer = self.http.json("POST", "/v1/chat/completions/render", self._chat(messages, options))
+        except EngineRefused as refused:
+            if "HTTP 403" in refused.seen or "HTTP 404" in refused.seen:
+                return None
+            raise
+        return _ids(answer["token_ids"])
+
+    def tokenize(self, text: str) -> TokenIds:
+        """POST /tokenize with a text, no special token added."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return _ids(self.http.json("POST", "/tokenize", body)["tokens"])
+
+    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
+        """POST /v1/completions for one token."""
+        answer = self.http.json("POST", "/v1/completions", self._completion(ids, 1, salt))
+        usage = answer["usage"]
+        return Usage(usage["prompt_tokens"], _cached(usage))
+
+    def generate(self, ids: TokenIds, *, max_tokens: int, salt: str | None = None) -> Generation:
+        """Stream a greedy completion; TTFT is the time to the first chunk with a token in it."""
+        import json
+
+        import httpx
+
+        body = self._completion(ids, max_tokens, salt) | {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "ignore_eos": True,
+        }
+        output: list[int] = []
+        usage: dict[str, Any] = {}
+        started, first = time.perf_counter(), 0.0
+        try:
+            with self.http.client.stream("POST", "/v1/completions", json=body) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    self.http.require_success(answer, "POST", "/v1/completions")
+                for line in answer.iter_lines():
+                    if not line.startswith("data: {"):
+                        continue
+                    event = json.loads(line[6:])
+                    usage = event.get("usage") or usage
+                    for choice in event["choices"]:
+                        output += choice.get("token_ids") or ()
+                    if output and not first:
+                        first = time.perf_counter() - started
+        except httpx.HTTPError as error:
+            raise self.http.unavailable("POST", "/v1/completions", error) from error
+        return Generation(tuple(output), first, usage.get("prompt_tokens", 0), _cached(usage))
+
+    def chat_ids(self, messages: Messages, options: RenderOptions, salt: str | None = None) -> TokenIds | None:
+        """The prompt ids that a chat request for one token was served with."""
+        body = self._chat(messages, options) | {"max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        if salt:
+            body["cache_salt"] = salt
+        ids = self.http.json("POST", "/v1/chat/completions", body).get("prompt_token_ids")
+        return None if ids is None else _ids(ids)
+
+    def identity(self) -> EngineIdentity:
+        """From /v1/models, /version and, in development mode, /server_info."""
+        models = {entry["id"]: entry for entry in self.http.json("GET", "/v1/models")["data"]}
+        if self.model not in models:
+            raise EngineRefused(
+                f"asking vLLM at {self.url} for model {self.model!r}",
+                seen=f"it serves {', '.join(sorted(models)) or 'none'}",
+                do="Correct model.name in warmfront.yaml or --served-model-name.",
+            )
+        entry = models[self.model]
+        config = self._config()
+        return EngineIdentity(
+            model_path=entry["root"],
+            vllm=self.http.json("GET", "/version")["version"],
+            max_model_len=entry["max_model_len"],
+            dtype=_get(config, "model_config", "dtype", strip="torch."),
+            block_tokens=_get(config, "cache_config", "block_size"),
+            tensor_parallel=_get(config, "parallel_config", "tensor_parallel_size"),
+            kv_cache_dtype=_get(config, "cache_config", "cache_dtype"),
+            connector=(_get(config, "kv_transfer_config", "kv_connector") or "") if config else None,
+        )
+
+    def _config(self) -> dict[str, Any]:
+        try:
+            config = self.http.json("GET", "/server_info?config_format=json").get("vllm_config")
+        except EngineRefused:
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    def forget(self) -> None:
+        """POST /reset_prefix_cache: drop L0. Development mode only."""
+        self.http.call("POST", "/reset_prefix_cache")
+
+    def healthy(self) -> bool:
+        """Whether /health answers."""
+        try:
+            self.http.call("GET", "/health")
+        except (EngineRefused, EngineUnavailable):
+            return False
+        return True
+
+    def prompt_tokens(self) -> dict[str, int]:
+        """Prompt tokens since start by where they came from: computed, local_hit, external."""
+        samples = read_metrics(self.http.call("GET", "/metrics").text)
+        name = "vllm:prompt_tokens_by_source_total"
+        sources = {"computed": "local_compute", "local_hit": "local_cache_hit", "external": "external_kv_transfer"}
+        return {key: total(samples, name, source=source) for key, source in sources.items()}
+
+    def _chat(self, messages: Messages, options: RenderOptions) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "add_generation_prompt": True}
+        if options.tools:
+            body["tools"] = list(options.tools)
+        if options.chat_template_kwargs:
+            body["chat_template_kwargs"] = dict(options.chat_template_kwargs)
+        return body
+
+    def _completion(self, ids: TokenIds, max_tokens: int, salt: str | None) -> dict[str, Any]:
+        body = {"model": self.model, "prompt": ids.tolist(), "max_tokens": max_tokens, "temperature": 0}
+        return body | {"cache_salt": salt} if salt else body
+
+
+def _ids(values: list[int]) -> TokenIds:
+    return np.array(values, np.uint32)
+
+
+def _cached(usage: Mapping[str, Any]) -> int:
+    return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+
+
+def _get(config: Mapping[str, Any], section: str, name: str, strip: str = "") -> Any:
+    value = (config.get(section) or {}).get(name)
+    return value.removeprefix(strip) if strip and isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class NoEngine:
+    """Stands where no engine runs: what is cached needs none, anything else is an error that says so."""
+
+    fleet: str
+
+    def _refuse(self, doing: str) -> EngineUnavailable:
+        return EngineUnavailable(
+            f"{doing} for fleet {self.fleet!r}", seen="no engine of this fleet runs", do="Start one: warmfront up."
+        )
+
+    def render(self, messages: Messages, options: RenderOptions) -> TokenIds:
+        raise self._refuse("rendering a changed template")
+
+    def render_for_chat(self, messages: Messages, options: RenderOptions) -> TokenIds | None:
+        raise self._refuse("rendering a changed template")
+
+    def tokenize(self, text: str) -> TokenIds:
+        raise self._refuse("tokenizing")
+
+    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
+        raise self._refuse("prefilling")
+
+    def identity(self) -> EngineIdentity:
+        raise self._refuse("asking what runs")

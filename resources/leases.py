@@ -1,0 +1,107 @@
+"""Leases in the state store: conditional writes, and a heartbeat in a thread of its own."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from uuid import uuid4
+
+from resources.state import Objects
+from warmers.errors import LeaseHeld, LeaseLost, StateUnavailable
+from warmers.lease import Fence, LeaseRecord, claim, release, renew
+from warmers.replica import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class StateLease:
+    """Satisfies warmers.lease.Lease."""
+
+    objects: Objects
+    clock: Clock
+
+    @contextmanager
+    def hold(self, namespace: str, ttl_s: float) -> Iterator[Fence]:
+        """Hold the namespace; renewed every third of `ttl_s`. Raises LeaseHeld."""
+        held = _Held(self.objects, self.clock, namespace, ttl_s)
+        held.acquire()
+        beat = threading.Thread(target=held.keep, name=f"lease-{namespace}", daemon=True)
+        beat.start()
+        try:
+            yield held
+        finally:
+            held.ended.set()
+            beat.join()
+            held.release()
+
+
+@dataclass(slots=True)
+class _Held:
+    objects: Objects
+    clock: Clock
+    namespace: str
+    ttl_s: float
+    record: LeaseRecord = field(init=False)
+    ended: threading.Event = field(default_factory=threading.Event)
+    lost: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def path(self) -> str:
+        return f"namespaces/{self.namespace}/lease.json"
+
+    @property
+    def number(self) -> int:
+        """The fencing number."""
+        return self.record.fence
+
+    def check(self) -> None:
+        """Raise LeaseLost when the lease has expired or become another's."""
+        if self.lost.is_set() or self.clock.now() >= self.record.expires_at:
+            raise LeaseLost(
+                f"writing to namespace {self.namespace}",
+                seen=f"lease number {self.number} of {self.record.holder} is no longer ours",
+                do="Another run may have taken over; what was recorded stays. Run again.",
+            )
+
+    def acquire(self) -> None:
+        holder = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+        current, version = self._read()
+        mine = claim(current, holder, self.clock.now(), self.ttl_s)
+        if mine is None or not self._write(mine, version):
+            current, _ = self._read()
+            seen = "another run was faster"
+            if current is not None:
+                seen = f"{current.holder} holds it for {max(0.0, current.expires_at - self.clock.now()):.0f} s more"
+            raise LeaseHeld(
+                f"taking the lease of namespace {self.namespace}",
+                seen=seen,
+                do="Wait for that run; a dead holder's lease expires by itself.",
+            )
+        self.record = mine
+
+    def keep(self) -> None:
+        """Renew until the block ends. A missed beat is tried again; `check` watches the expiry meanwhile."""
+        while not self.ended.wait(self.ttl_s / 3):
+            with suppress(StateUnavailable):
+                current, version = self._read()
+                renewed = renew(current, self.record, self.clock.now(), self.ttl_s)
+                if renewed is None or not self._write(renewed, version):
+                    self.lost.set()
+                    return
+                self.record = renewed
+
+    def release(self) -> None:
+        with suppress(StateUnavailable):
+            current, version = self._read()
+            free = release(current, self.record)
+            if free is not None:
+                self._write(free, version)
+
+    def _read(self) -> tuple[LeaseRecord | None, str | None]:
+        found = self.objects.read(self.path)
+        return (LeaseRecord(**json.loads(found[0])), found[1]) if found else (None, None)
+
+    def _write(self, record: LeaseRecord, version: str | None) -> bool:
+        return self.objects.replace(self.path, json.dumps(asdict(record)).encode(), version)

@@ -1,0 +1,60 @@
+"""The LMCache daemon over HTTP: what it says of itself, its counters, dropping L1."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from resources.engine import HttpService
+from resources.metrics import read_metrics, total
+from warmers.errors import EngineRefused, EngineUnavailable
+from warmers.fleet import DaemonIdentity
+from warmers.replica import StoreCounts
+
+
+@dataclass(frozen=True)
+class LmcacheDaemon:
+    """One `lmcache server`."""
+
+    url: str
+
+    @cached_property
+    def http(self) -> HttpService:
+        return HttpService(self.url, "the LMCache daemon")
+
+    def identity(self) -> DaemonIdentity:
+        """From /lmc_version and /status."""
+        status = self.http.json("GET", "/status")
+        contexts = (status.get("cache_context_meta") or {}) | (status.get("non_cuda_context_meta") or {})
+        adapters = status["storage_manager"]["l2_adapters"]
+        return DaemonIdentity(
+            lmcache=str(self.http.json("GET", "/lmc_version")).partition("-")[0],
+            chunk_tokens=status["chunk_size"],
+            hash_algorithm=status["hash_algorithm"],
+            key_prefixes=tuple(str(adapter.get("key_prefix", "")) for adapter in adapters),
+            engines=tuple(sorted({str(context["model_name"]) for context in contexts.values()})),
+        )
+
+    def forget(self) -> None:
+        """POST /cache/clear: drop L1."""
+        self.http.call("POST", "/cache/clear")
+
+    def healthy(self) -> bool:
+        """Whether /healthcheck answers."""
+        try:
+            self.http.call("GET", "/healthcheck")
+        except (EngineRefused, EngineUnavailable):
+            return False
+        return True
+
+    def lookups(self) -> dict[str, int]:
+        """Tokens looked up and found since start: asked, found_l1, found_l2."""
+        samples = read_metrics(self.http.call("GET", "/metrics").text)
+        names = {"asked": "requested", "found_l1": "hit_l1", "found_l2": "hit_l2"}
+        return {key: total(samples, f"lmcache_mp_lookup_{name}_tokens_total") for key, name in names.items()}
+
+    def stores(self) -> StoreCounts:
+        """Chunks it meant to write to L2 since start, and those that arrived."""
+        samples = read_metrics(self.http.call("GET", "/metrics").text)
+        submitted, completed = (
+            total(samples, f"lmcache_mp_l2_store_{name}_objects_chunks_total") for name in ("submitted", "completed")
+        )
+        return StoreCounts(submitted, completed)

@@ -1,0 +1,204 @@
+"""Processes of the local stack: started in sessions of their own, found again by later commands, ended whole.
+
+Each is recorded in a file, so that any command can attach to it or clean up after a crash. What they run,
+and in which order, does not belong here (`resources/replicas.py`, `resources/local_stack.py`). Linux only.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from warmers.errors import ProcessDied
+
+TAIL_LINES = 30
+POLL_S = 0.25
+PROGRESS_EVERY_S = 5.0
+GRACE_S = 20.0
+"""Between SIGINT and SIGKILL; Valkey saves its data in it."""
+
+OnEvent = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process as it was started."""
+
+    name: str
+    pid: int
+    ticks: int
+    """Start time in clock ticks since boot: tells a reused pid from ours."""
+    url: str
+    spec: str
+    """What it runs; another spec under the same name means a restart."""
+    shm: str = ""
+    """Prefix of shared-memory segments it makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes recorded in one directory."""
+
+    directory: Path
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Exclude other commands that start or stop processes here."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.directory / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def log(self, name: str) -> Path:
+        """Where its output goes."""
+        return self.directory / f"{name}.log"
+
+    def names(self) -> list[str]:
+        """Every process that was started and not stopped."""
+        return sorted(path.stem for path in self.directory.glob("*.json"))
+
+    def recorded(self, name: str) -> Started | None:
+        """The record of a process, whether or not it still runs."""
+        try:
+            return Started(**json.loads((self.directory / f"{name}.json").read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def running(self, name: str) -> Started | None:
+        """The process, if it runs."""
+        started = self.recorded(name)
+        return started if started and _ticks(started.pid) == started.ticks else None
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        url: str,
+        spec: str,
+        env: Mapping[str, str] | None = None,
+        shm: str = "",
+    ) -> Started:
+        """Start it, detached; call under `locked`. What a crash left of an earlier one is ended first."""
+        self.stop(name)
+        with self.log(name).open("wb") as log:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        started = Started(name, child.pid, _ticks(child.pid) or 0, url, spec, shm)
+        scratch = self.directory / f".{name}.json"
+        scratch.write_text(json.dumps(asdict(started)))
+        scratch.replace(self.directory / f"{name}.json")
+        return started
+
+    def wait(self, name: str, healthy: Callable[[], bool], timeout_s: float, on_event: OnEvent) -> None:
+        """Wait until it is healthy. Raises ProcessDied with the end of its log."""
+        began = told = time.monotonic()
+        while not healthy():
+            now = time.monotonic()
+            if self.running(name) is None:
+                raise self.died(name, f"it ended after {now - began:.0f} s")
+            if now - began > timeout_s:
+                raise self.died(name, f"not healthy after {timeout_s:.0f} s")
+            if now - told > PROGRESS_EVERY_S:
+                on_event(f"{name}: starting, {now - began:.0f} s")
+                told = now
+            time.sleep(POLL_S)
+        on_event(f"{name}: healthy after {time.monotonic() - began:.0f} s")
+
+    def died(self, name: str, seen: str) -> ProcessDied:
+        """The error for a process that did not come up."""
+        lines = self.log(name).read_text(errors="replace").splitlines() if self.log(name).exists() else []
+        tail = "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+        return ProcessDied(
+            f"starting {name}", seen=f"{seen}; the end of {self.log(name)}:\n{tail}\n", do="Correct what it says there."
+        )
+
+    def stop(self, name: str) -> bool:
+        """End it with all its children and shared memory; whether there was anything to end."""
+        started = self.recorded(name)
+        if started is None:
+            return False
+        members = _members(started)
+        segments = _shared_memory(members)
+        for number, patience in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+            if not members:
+                break
+            for pid in members:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            members = _wait_gone(started, patience)
+        for segment in segments | {str(p) for p in Path("/dev/shm").glob(f"{started.shm}*") if started.shm}:
+            Path(segment).unlink(missing_ok=True)
+        (self.directory / f"{name}.json").unlink(missing_ok=True)
+        return True
+
+
+def free_port() -> int:
+    """A TCP port that was free on loopback just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the third on; None for a process that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields
+
+
+def _ticks(pid: int) -> int | None:
+    """Start time: field 22 of proc(5)."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def _members(started: Started) -> list[int]:
+    """The process and everything in its session. A pid is never reused while a session bears it."""
+    leader = _ticks(started.pid)
+    if leader is not None and leader != started.ticks:
+        return []
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) == started.pid]
+
+
+def _wait_gone(started: Started, patience_s: float) -> list[int]:
+    """Those that are still there after a while."""
+    deadline = time.monotonic() + patience_s
+    while (members := _members(started)) and time.monotonic() < deadline:
+        with suppress(ChildProcessError):
+            os.waitpid(started.pid, os.WNOHANG)
+        time.sleep(0.1)
+    return members
+
+
+def _shared_memory(pids: Sequence[int]) -> set[str]:
+    """Shared-memory files that these processes have mapped; some outlive them."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.partition("/dev/shm/")
+                if path[1] and not path[2].endswith("(deleted)"):
+                    found.add(path[1] + path[2])
+    return found

@@ -1,0 +1,217 @@
+"""Replicas as processes on this machine: one LMCache daemon and one vLLM engine, of one fleet at a time.
+
+Two cores carry one engine, so asking for a replica of another fleet ends the one that runs.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from resources.config import LocalSettings
+from resources.engine import VllmEngine
+from resources.lmcache import LmcacheDaemon
+from resources.local_stack import HOST, LocalStack
+from resources.processes import OnEvent, Processes, free_port
+from warmers.errors import ConfigError
+from warmers.fleet import DaemonIdentity, Fleet
+from warmers.keys import TokenIds
+from warmers.prefixes import Messages, RenderOptions
+from warmers.replica import Counters, Generation, StoreCounts
+
+ENGINE_ENV = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache and /server_info; a serving pod never runs so
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "PYTHONHASHSEED": "0",
+    "VLLM_LOGGING_COLOR": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReplica:
+    """A vLLM engine and its LMCache daemon by their addresses. Satisfies warmers.replica.Replica."""
+
+    engine: VllmEngine
+    daemon: LmcacheDaemon
+    fresh: bool = field(default=False)
+
+    def daemon_identity(self) -> DaemonIdentity:
+        """What the daemon says of itself."""
+        return self.daemon.identity()
+
+    def forget(self) -> None:
+        """Drop L0 and L1."""
+        self.engine.forget()
+        self.daemon.forget()
+
+    def generate(self, ids: TokenIds, *, max_tokens: int, salt: str | None = None) -> Generation:
+        """Stream a greedy completion."""
+        return self.engine.generate(ids, max_tokens=max_tokens, salt=salt)
+
+    def chat_ids(self, messages: Messages, options: RenderOptions, salt: str | None) -> TokenIds | None:
+        """Prompt ids of a chat request."""
+        return self.engine.chat_ids(messages, options, salt)
+
+    def counters(self) -> Counters:
+        """VLLM's prompt tokens by source, LMCache's lookups."""
+        return Counters(**self.engine.prompt_tokens(), **self.daemon.lookups())
+
+    def stores(self) -> StoreCounts:
+        """The daemon's L2 writes."""
+        return self.daemon.stores()
+
+
+@dataclass(frozen=True)
+class LocalReplicas:
+    """Satisfies warmers.replica.ReplicaFactory."""
+
+    stack: LocalStack
+    settings: LocalSettings
+    model_directory: Path
+    store_url: str | None = None
+    """None: the embedded Valkey, started when it is needed."""
+    on_event: OnEvent = print
+
+    @property
+    def processes(self) -> Processes:
+        """The stack's, which hold engine and daemon too."""
+        return self.stack.processes
+
+    @contextmanager
+    def warmer(self, fleet: Fleet) -> Iterator[HttpReplica]:
+        """The running replica, else a new one; left running."""
+        with self.processes.locked():
+            url = self._store()
+            replica = self._attach(fleet, url) or self._start(fleet, url)
+        yield replica
+
+    @contextmanager
+    def cold(self, fleet: Fleet) -> Iterator[HttpReplica]:
+        """A replica that has served nothing yet: the running one if that is so, else a new one; left running."""
+        with self.processes.locked():
+            url = self._store()
+            replica = self._attach(fleet, url)
+            if replica is None or not replica.fresh:
+                self.on_event("starting a fresh engine and daemon")
+                replica = self._start(fleet, url)
+        yield replica
+
+    def running(self, fleet: Fleet) -> HttpReplica | None:
+        """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
+        return self._attach(fleet, self.store_url or self.stack.valkey_url())
+
+    def _store(self) -> str:
+        return self.store_url or self.stack.ensure()
+
+    def _attach(self, fleet: Fleet, store: str) -> HttpReplica | None:
+        engine, daemon = self.processes.running("engine"), self.processes.running("daemon")
+        if engine is None or daemon is None or {engine.spec, daemon.spec} != {self._spec(fleet, store)}:
+            return None
+        replica = self._replica(fleet, engine.url, daemon.url)
+        if not (replica.engine.healthy() and replica.daemon.healthy()):
+            return None
+        return self._replica(fleet, engine.url, daemon.url, fresh=_untouched(replica))
+
+    def _spec(self, fleet: Fleet, store: str) -> str:
+        shaping = [fleet.namespace, fleet.model.served_name, fleet.ttl_s, fleet.engine.max_model_len]
+        whole = json.dumps([*shaping, self.settings.model_dump(mode="json"), store])
+        return sha256(whole.encode()).hexdigest()[:16]
+
+    def _replica(self, fleet: Fleet, engine: str, daemon: str, fresh: bool = False) -> HttpReplica:
+        timeout = fleet.limits.request_timeout_s
+        return HttpReplica(VllmEngine(engine, fleet.model.served_name, timeout), LmcacheDaemon(daemon), fresh)
+
+    def _start(self, fleet: Fleet, store: str) -> HttpReplica:
+        """Start daemon and engine together and wait for both."""
+        python = self.settings.engine_python
+        if not python.exists():
+            raise ConfigError(
+                "starting an engine", seen=f"there is no {python}", do="Run make, or set local.engine_python."
+            )
+        for name in ("engine", "daemon"):
+            self.processes.stop(name)
+        self._link_model(fleet)
+        spec, zmq = self._spec(fleet, store), free_port()
+        daemon_url, engine_url = f"http://{HOST}:{free_port()}", f"http://{HOST}:{free_port()}"
+        shm = f"warmfront-{os.getpid()}-{zmq}"
+        env = {**ENGINE_ENV, "OMP_NUM_THREADS": str(max(1, self.settings.threads // fleet.engine.tensor_parallel))}
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(self.settings.kv_space_gb)
+        self.processes.start(
+            "daemon", self._daemon_argv(fleet, daemon_url, store, zmq, shm), url=daemon_url, spec=spec, env=env, shm=shm
+        )
+        self.processes.start("engine", self._engine_argv(fleet, engine_url, zmq), url=engine_url, spec=spec, env=env)
+        replica = self._replica(fleet, engine_url, daemon_url, fresh=True)
+        timeout = self.settings.start_timeout_s
+        self.processes.wait("daemon", replica.daemon.healthy, timeout, self.on_event)
+        self.processes.wait("engine", replica.engine.healthy, timeout, self.on_event)
+        return replica
+
+    def _link_model(self, fleet: Fleet) -> None:
+        """Make the model available under the path that carries its digest."""
+        link = Path(fleet.model.path)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        scratch = link.with_name(f".{link.name}.{os.getpid()}")
+        scratch.unlink(missing_ok=True)
+        scratch.symlink_to(self.model_directory)
+        scratch.replace(link)
+
+    def _daemon_argv(self, fleet: Fleet, url: str, store: str, zmq: int, shm: str) -> list[str]:
+        valkey = urlsplit(store)
+        adapter = {
+            "type": "valkey",
+            "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
+            "key_prefix": fleet.namespace,
+            "num_workers": 2,
+            "request_timeout": 1.0,
+            "connection_timeout": 2.0,
+            "ttl_seconds": fleet.ttl_s,
+        }
+        return [
+            str(self.settings.engine_python.with_name("lmcache")),
+            *("server", "--host", HOST, "--port", str(zmq)),
+            *("--http-host", HOST, "--http-port", str(urlsplit(url).port)),
+            *("--chunk-size", str(fleet.engine.chunk_tokens), "--hash-algorithm", fleet.engine.hash_algorithm),
+            *("--l1-size-gb", str(self.settings.l1_gb), "--eviction-policy", "LRU"),
+            *("--supported-transfer-mode", "auto", "--shm-name", shm, "--metrics-sample-rate", "1.0"),
+            *("--l2-adapter", json.dumps(adapter)),
+        ]
+
+    def _engine_argv(self, fleet: Fleet, url: str, zmq: int) -> list[str]:
+        connector = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "lmcache.mp.host": f"tcp://{HOST}",
+                "lmcache.mp.port": zmq,
+                # With the default of 10 s a daemon that restarts faster hangs vLLM (seen with lmcache 0.5.6).
+                "lmcache.mp.heartbeat_interval": 1.0,
+            },
+        }
+        spec = fleet.engine
+        parallel = ("--tensor-parallel-size", str(spec.tensor_parallel), "--distributed-executor-backend", "mp")
+        return [
+            str(self.settings.engine_python),
+            *("-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(urlsplit(url).port)),
+            *("--model", fleet.model.path, "--served-model-name", fleet.model.served_name),
+            *("--dtype", spec.dtype, "--kv-cache-dtype", spec.kv_cache_dtype, "--block-size", str(spec.block_tokens)),
+            *("--max-model-len", str(spec.max_model_len), "--enforce-eager", "--enable-prompt-tokens-details"),
+            *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            *(parallel if spec.tensor_parallel > 1 else ()),
+            *("--kv-transfer-config", json.dumps(connector)),
+        ]
+
+
+def _untouched(replica: HttpReplica) -> bool:
+    """Whether neither process has seen a prompt since it started."""
+    counters = replica.counters()
+    return not any((counters.computed, counters.local_hit, counters.external, counters.asked))

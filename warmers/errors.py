@@ -1,0 +1,77 @@
+"""Every error warmfront raises on purpose, in one tree.
+
+WarmfrontError
+├── PermanentError            a retry would see the same
+│   ├── ConfigError           a field of warmfront.yaml
+│   ├── TemplateError         one template file, or what rendering it gave
+│   ├── EngineRefused         the engine or the daemon answered 4xx
+│   └── EngineMismatch        the engine or daemon is not of this fleet's namespace
+└── TransientError            a later try may succeed
+    ├── EngineUnavailable     unreachable, no answer in time, or 5xx
+    ├── StoreUnavailable      L2 does not answer
+    ├── StateUnavailable      the state store does not answer
+    ├── LeaseHeld             another writer warms this namespace
+    ├── LeaseLost             ours expired, or was taken over
+    ├── NotWarm               chunks did not appear in L2 before the deadline
+    └── ProcessDied           a process of the local stack ended by itself
+"""
+
+
+class WarmfrontError(Exception):
+    """What was attempted, on what; what was seen; what to do next."""
+
+    def __init__(self, attempted: str, *, seen: str, do: str) -> None:
+        self.attempted, self.seen, self.do = attempted, seen, do
+        super().__init__(f"{attempted}: {seen.rstrip('.')}. {do}")
+
+
+class PermanentError(WarmfrontError):
+    """A retry would see the same: somebody has to change something first."""
+
+
+class TransientError(WarmfrontError):
+    """A later try may succeed with nothing changed."""
+
+
+class ConfigError(PermanentError):
+    """A field of warmfront.yaml, or the file itself."""
+
+
+class TemplateError(PermanentError):
+    """One template: its file, its placeholders, or what the engine said of its rendering."""
+
+
+class EngineRefused(PermanentError):
+    """The engine or the daemon understood the request and refused it."""
+
+
+class EngineMismatch(PermanentError):
+    """The engine or the daemon is not what the fleet's namespace says."""
+
+
+class EngineUnavailable(TransientError):
+    """The engine or the daemon is unreachable, gave no answer in time, or answered 5xx."""
+
+
+class StoreUnavailable(TransientError):
+    """L2 does not answer."""
+
+
+class StateUnavailable(TransientError):
+    """The state store does not answer, or refuses a write."""
+
+
+class LeaseHeld(TransientError):
+    """Another writer holds the namespace."""
+
+
+class LeaseLost(TransientError):
+    """The lease expired or was taken over while work was under way."""
+
+
+class NotWarm(TransientError):
+    """Chunks did not appear in L2 before the deadline."""
+
+
+class ProcessDied(TransientError):
+    """A process of the local stack ended by itself, or never became healthy."""

@@ -1,0 +1,313 @@
+"""What a template's requests have in common, as token ids that the engine itself rendered.
+
+A prefix is the common start of several renderings of one template: with user texts that begin
+differently, two clock times and two request ids. Reading template files and filling their placeholders
+does not belong here (`resources/prompts.py`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from warmers.errors import PermanentError, TemplateError
+from warmers.fleet import EngineIdentity
+from warmers.keys import TokenIds
+
+Messages = Sequence[Mapping[str, Any]]
+"""OpenAI chat messages, placeholders filled."""
+
+MAX_SHOWN = 80
+"""Characters of a varying line that are kept for people to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """What goes with the messages into the chat template."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One template with one of its contexts, filled once for every probe."""
+
+    name: str
+    context: str | None
+    digest: str
+    """Of everything that shapes the token ids: filled messages, tools, template arguments."""
+    renderings: tuple[Messages, ...]
+    options: RenderOptions = RenderOptions()
+    salt: str = ""
+    adapter: str | None = None
+    weight: float = 1.0
+
+    @property
+    def label(self) -> str:
+        """`template` or `template/context`."""
+        return self.name if self.context is None else f"{self.name}/{self.context}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one prefill cost: tokens in the prompt, and how many of them came from a cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Engine(Protocol):
+    """A vLLM server, as far as warming needs it."""
+
+    def render(self, messages: Messages, options: RenderOptions) -> TokenIds:
+        """Token ids of a chat request, by the engine's own chat template."""
+
+    def render_for_chat(self, messages: Messages, options: RenderOptions) -> TokenIds | None:
+        """The same by the chat endpoint's own path; None where the engine does not offer it."""
+
+    def tokenize(self, text: str) -> TokenIds:
+        """Token ids of a text as it stands, with no special token added."""
+
+    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
+        """Compute the KV of `ids`, by a request for one token."""
+
+    def identity(self) -> EngineIdentity:
+        """What the engine says of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A place where renderings differ: it ends the prefix, or stands behind its end."""
+
+    where: str
+    """`message 1 (system), line 3`, `tools`, or `the chat template`."""
+    values: tuple[str, ...]
+    """The line as two of the renderings have it."""
+    expected: bool
+    """In the last message, where the user speaks; anywhere else it costs reuse."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {' | '.join(repr(value) for value in self.values)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Token ids that every request of a template starts with; shorter than one chunk, they can never hit."""
+
+    template: str
+    context: str | None
+    digest: str
+    """Of the template's content, its context, the tokenizer and the chat template."""
+    rendered: TokenIds
+    """One whole rendering; its first `shared` tokens are the prefix, what follows is one user's."""
+    shared: int
+    chunk_tokens: int
+    salt: str = ""
+    adapter: str | None = None
+    weight: float = 1.0
+    variations: tuple[Variation, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`template` or `template/context`."""
+        return self.template if self.context is None else f"{self.template}/{self.context}"
+
+    @property
+    def ids(self) -> TokenIds:
+        """The shared tokens."""
+        return self.rendered[: self.shared]
+
+    @property
+    def chunks(self) -> int:
+        """Full chunks: what can be stored and hit."""
+        return self.shared // self.chunk_tokens
+
+    @property
+    def full_tokens(self) -> int:
+        """Tokens in full chunks."""
+        return self.chunks * self.chunk_tokens
+
+    @property
+    def tail_tokens(self) -> int:
+        """Shared tokens behind the last full chunk, which every request computes again."""
+        return self.shared - self.full_tokens
+
+    @property
+    def short_by(self) -> int:
+        """Tokens that are missing to one chunk; 0 where the prefix can hit."""
+        return max(0, self.chunk_tokens - self.shared)
+
+    @property
+    def unstable(self) -> tuple[Variation, ...]:
+        """Variations that cost reuse."""
+        return tuple(v for v in self.variations if not v.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A template that could not be read or rendered; it harms no other."""
+
+    template: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSet:
+    """What became of every template of a fleet."""
+
+    found: tuple[Prefix, ...] = ()
+    failed: tuple[Failed, ...] = ()
+
+    @property
+    def prefixes(self) -> tuple[Prefix, ...]:
+        """Those that can hit: at least one full chunk."""
+        return tuple(p for p in self.found if p.chunks)
+
+    @property
+    def too_short(self) -> tuple[Prefix, ...]:
+        """Those that cannot."""
+        return tuple(p for p in self.found if not p.chunks)
+
+
+ClockTexts = Callable[[Messages, RenderOptions], tuple[str, str] | None]
+"""A rendering by the chat template at two clock times, or None where it reads no clock. The engine's own
+clock cannot be moved from outside, so this one rendering is made here."""
+
+
+def common_start(sequences: Sequence[TokenIds]) -> int:
+    """How many leading tokens all sequences share."""
+    shortest = min(len(s) for s in sequences)
+    first = sequences[0][:shortest]
+    for other in sequences[1:]:
+        unequal = np.flatnonzero(first != other[: len(first)])
+        if len(unequal):
+            first = first[: unequal[0]]
+    return len(first)
+
+
+def varying_lines(renderings: Sequence[Messages]) -> tuple[Variation, ...]:
+    """Every line that differs between renderings, in order; of a message whose line count differs, its first."""
+    found = []
+    for index, versions in enumerate(zip(*renderings, strict=False)):
+        texts = [str(message.get("content") or "") for message in versions]
+        if len(set(texts)) == 1:
+            continue
+        expected = index == len(renderings[0]) - 1 and versions[0].get("role") == "user"
+        rows = list(zip(*(text.split("\n") for text in texts), strict=False))
+        differing = [number for number, row in enumerate(rows) if len(set(row)) > 1] or [len(rows)]
+        if len({text.count("\n") for text in texts}) > 1:
+            differing = differing[:1]
+        for number in differing:
+            row = rows[number] if number < len(rows) else tuple(texts)
+            values = tuple(value[:MAX_SHOWN] for value in list(dict.fromkeys(row))[:2])
+            where = f"message {index + 1} ({versions[0].get('role', '?')}), line {number + 1}"
+            found.append(Variation(where, values, expected))
+    return tuple(found)
+
+
+def find_prefix(
+    template: Template, engine: Engine, *, chunk_tokens: int, digest: str, clock_texts: ClockTexts | None = None
+) -> Prefix:
+    """Render `template` with every probe and keep the common start.
+
+    Raises TemplateError when the engine refuses to render it, or a request would not fit its context.
+    """
+    distinct = list({repr(messages): messages for messages in template.renderings}.values())
+    rendered = [engine.render(messages, template.options) for messages in distinct]
+    variations = list(varying_lines(distinct))
+    starts = list(rendered)
+    texts = clock_texts(distinct[0], template.options) if clock_texts else None
+    if texts is not None:
+        starts += [engine.tokenize(text) for text in texts]
+        line, values = _first_difference(*texts)
+        variations.insert(0, Variation(f"the chat template's clock, rendered line {line}", values, expected=False))
+    return Prefix(
+        template=template.name,
+        context=template.context,
+        digest=digest,
+        rendered=max(rendered, key=len),
+        shared=common_start(starts),
+        chunk_tokens=chunk_tokens,
+        salt=template.salt,
+        adapter=template.adapter,
+        weight=template.weight,
+        variations=tuple(variations),
+    )
+
+
+def relabel(prefix: Prefix, template: Template) -> Prefix:
+    """A cached prefix under the name, salt and weight that its template has now."""
+    return replace(
+        prefix,
+        template=template.name,
+        context=template.context,
+        salt=template.salt,
+        adapter=template.adapter,
+        weight=template.weight,
+    )
+
+
+def _first_difference(one: str, two: str) -> tuple[int, tuple[str, str]]:
+    rows = zip(one.split("\n"), two.split("\n"), strict=False)
+    number, row = next((n, row) for n, row in enumerate(rows, 1) if row[0] != row[1])
+    return number, (row[0][:MAX_SHOWN], row[1][:MAX_SHOWN])
+
+
+def find_prefixes(
+    templates: Iterable[Template],
+    engine: Engine,
+    *,
+    chunk_tokens: int,
+    max_model_len: int,
+    digest_of: Callable[[Template], str],
+    cached: Callable[[str], Prefix | None],
+    clock_texts: ClockTexts | None = None,
+    failed: Iterable[Failed] = (),
+) -> PrefixSet:
+    """The prefixes of all templates; a template that fails is reported, with those that `failed` before."""
+    found: list[Prefix] = []
+    broken = list(failed)
+    for template in templates:
+        digest = digest_of(template)
+        try:
+            known = cached(digest)
+            prefix = (
+                relabel(known, template)
+                if known
+                else find_prefix(template, engine, chunk_tokens=chunk_tokens, digest=digest, clock_texts=clock_texts)
+            )
+            _require_fit(prefix, max_model_len)
+        except PermanentError as error:
+            broken.append(Failed(template.label, str(error)))
+            continue
+        found.append(prefix)
+    return PrefixSet(tuple(found), tuple(broken))
+
+
+def _require_fit(prefix: Prefix, max_model_len: int) -> None:
+    if len(prefix.rendered) > max_model_len:
+        raise TemplateError(
+            f"rendering template {prefix.label!r}",
+            seen=f"{len(prefix.rendered):,} tokens, and the model's context is {max_model_len:,}",
+            do="Shorten the template or its context.",
+        )
+
+
+def mismatches(
+    prefixes: Iterable[Prefix], templates: Mapping[str, Template], engine: Engine, limit: int = 32
+) -> tuple[str, ...]:
+    """Labels of prefixes that the engine renders otherwise now, on any of its paths; at most `limit` are asked.
+
+    Cached prefixes were rendered earlier, perhaps by another tokenizer than the engine has today.
+    """
+    wrong = []
+    for prefix in [p for p in prefixes if p.label in templates][:limit]:
+        template = templates[prefix.label]
+        for render in (engine.render, engine.render_for_chat):
+            ids = render(template.renderings[0], template.options)
+            if ids is not None and not np.array_equal(ids[: prefix.shared], prefix.ids):
+                wrong.append(prefix.label)
+                break
+    return tuple(wrong)
