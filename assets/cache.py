@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -13,11 +13,11 @@ from resources.documents import plan_document, proof_document, warm_document
 from resources.workspace import Workspace
 from warmers.errors import StateUnavailable
 from warmers.fleet import require_match
-from warmers.ledger import rows_of
-from warmers.plan import WarmPlan
-from warmers.prefixes import PrefixSet
-from warmers.proof import choose, judge, observe, proven_chunks
-from warmers.warm import WarmProgress, warm
+
+if TYPE_CHECKING:
+    from warmers.plan import WarmPlan
+    from warmers.prefixes import PrefixSet
+    from warmers.warm import WarmProgress
 
 
 @dg.asset(deps=[prompt_prefixes], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"valkey"})
@@ -50,8 +50,9 @@ def warm_chunks(
 
     The plan is made anew from what L2 holds now, so a rerun computes nothing that is there.
     """
+    from warmers.warm import warm
 
-    def tell(progress: WarmProgress) -> None:
+    def tell(progress: "WarmProgress") -> None:
         here.on_event(
             f"warmed {progress.chunks} of {progress.total_chunks} chunks, {progress.computed_tokens:,} tokens computed "
             f"in {progress.seconds:.0f} s"
@@ -84,6 +85,9 @@ def warm_chunks(
 @dg.asset(deps=[warm_chunks], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"vllm", "valkey"})
 def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
     """The proof: a cold replica hits the warmed chunks, by two independent counts, and answers the same."""
+    from warmers.ledger import rows_of
+    from warmers.proof import choose, judge, observe, proven_chunks
+
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
@@ -177,7 +181,7 @@ def ttft_speedup_above_floor(
     )
 
 
-def _prefixes(workspace: Workspace, fleet: str) -> PrefixSet:
+def _prefixes(workspace: Workspace, fleet: str) -> "PrefixSet":
     found = workspace.state.prefixes(fleet)
     if found is None:
         raise StateUnavailable(
@@ -194,7 +198,7 @@ def _proof(workspace: Workspace, fleet: str) -> dict[str, Any]:
     return proof
 
 
-def _missing(plan: WarmPlan) -> str:
+def _missing(plan: "WarmPlan") -> str:
     worst = sorted((row for row in plan.rows() if row.missing), key=lambda row: -row.missing)[:5]
     rows = ", ".join(f"{row.label} ({row.missing} of {row.chunks})" for row in worst)
     return f"{plan.missing_chunks} chunks are missing: {rows}. Warm again; if they go missing again, L2 evicts them."

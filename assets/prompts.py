@@ -1,12 +1,16 @@
 """Chapter one: from template files to the token ids that requests share."""
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 
 from assets.partitions import fleets
 from assets.reporting import OWNERS, failures, table, telling
 from resources.workspace import Workspace
 from warmers.errors import ConfigError
-from warmers.prefixes import PrefixSet, mismatches
+
+if TYPE_CHECKING:
+    from warmers.prefixes import PrefixSet
 
 DATA_VERSION_TAG = "dagster/data_version"
 
@@ -66,6 +70,8 @@ def tokens_match_engine(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
     """The engine renders every prefix to the same ids on each of its paths: tokenize, and chat."""
+    from warmers.prefixes import PrefixSet, mismatches
+
     with failures():
         here = telling(workspace, context)
         fleet, prompts = here.fleet(context.partition_key), here.prompts(context.partition_key).read()
@@ -87,6 +93,8 @@ def prefix_is_stable(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
     """Nothing that changes from request to request stands before the part that users write."""
+    from warmers.prefixes import PrefixSet
+
     with failures():
         found = workspace.state.prefixes(context.partition_key) or PrefixSet()
     lost = [f"{p.label}: {variation}" for p in found.found for variation in p.unstable]
@@ -99,7 +107,7 @@ def prefix_is_stable(
     )
 
 
-def _rows(found: PrefixSet) -> list[dict[str, str | int]]:
+def _rows(found: "PrefixSet") -> list[dict[str, str | int]]:
     broken: list[dict[str, str | int]] = [
         {"template": f.template, "shared_tokens": 0, "chunks": 0, "tail_tokens": 0, "note": f.reason}
         for f in found.failed

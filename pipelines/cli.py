@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -32,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 FleetName = Annotated[str | None, typer.Option("--fleet", help="A fleet of warmfront.yaml; the only one by default.")]
 
 
-class Store(str, Enum):
+class Store(StrEnum):
     """Adapters whose key form is known."""
 
     valkey = "valkey"

@@ -71,3 +71,7 @@ def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:
         if check is not None and not check.passed:
             reasons.append(f"{check.severity.value.lower()} {check.check_name}: {check.description or 'failed'}")
     return reasons
+
+
+if __name__ == "__main__":
+    print(instance_directory(Workspace.from_environment(lambda _: None)))  # noqa: T201 - for the Makefile

@@ -203,14 +203,16 @@ def _field(raw: Any, location: tuple[int | str, ...]) -> str:
     """`fleets.chat.engine.dtype`: the entry of a list by its name where it has one."""
     words, here = [], raw
     for part in location:
-        here = here[part] if isinstance(here, (dict, list)) and _has(here, part) else None
+        here = _inside(here, part)
         name = here.get("name") if isinstance(part, int) and isinstance(here, dict) else None
         words.append(str(name or part))
     return ".".join(words)
 
 
-def _has(container: dict[Any, Any] | list[Any], part: int | str) -> bool:
-    return part in container if isinstance(container, dict) else isinstance(part, int) and part < len(container)
+def _inside(container: Any, part: int | str) -> Any:
+    if isinstance(container, dict):
+        return container.get(part)
+    return container[part] if isinstance(container, list) and isinstance(part, int) and part < len(container) else None
 
 
 def _anchor(settings: Settings, path: Path) -> Settings:

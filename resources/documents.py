@@ -2,19 +2,20 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from warmers.plan import WarmPlan
-from warmers.proof import Proof
-from warmers.warm import WarmResult
+if TYPE_CHECKING:
+    from warmers.plan import WarmPlan
+    from warmers.proof import Proof
+    from warmers.warm import WarmResult
 
 
-def plan_document(plan: WarmPlan) -> bytes:
+def plan_document(plan: "WarmPlan") -> bytes:
     """A plan: totals, a row a prefix, the steps in order."""
     return _encode(plan_summary(plan) | {"steps": [asdict(step) for step in plan.steps]})
 
 
-def plan_summary(plan: WarmPlan) -> dict[str, Any]:
+def plan_summary(plan: "WarmPlan") -> dict[str, Any]:
     """A plan without its steps."""
     return {
         "fleet": plan.fleet.name,
@@ -28,12 +29,12 @@ def plan_summary(plan: WarmPlan) -> dict[str, Any]:
     }
 
 
-def warm_document(plan: WarmPlan, result: WarmResult) -> bytes:
+def warm_document(plan: "WarmPlan", result: "WarmResult") -> bytes:
     """What a run did, beside the plan that it carried out."""
     return _encode(asdict(result) | {"tokens_per_s": result.tokens_per_s, "plan": plan_summary(plan)})
 
 
-def proof_document(proof: Proof) -> bytes:
+def proof_document(proof: "Proof") -> bytes:
     """A proof with its verdict, floors and a row a prefix."""
     rows = [asdict(row) | {"speedup": row.speedup} for row in proof.prefixes]
     totals = {

@@ -76,7 +76,7 @@ class ValkeyStore:
         for start in range(0, len(keys), BATCH):
             pipeline = self.client.pipeline(transaction=False)
             for key in keys[start : start + BATCH]:
-                pipeline.execute_command(command, key)
+                pipeline.execute_command(command, key)  # type: ignore[no-untyped-call]
             answers += self._try(f"{doing} of {len(keys)} keys", pipeline.execute)
         return answers
 

@@ -21,6 +21,7 @@ from warmers.errors import ProcessDied
 TAIL_LINES = 30
 POLL_S = 0.25
 PROGRESS_EVERY_S = 5.0
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount of Linux, read and cleaned, never trusted
 GRACE_S = 20.0
 """Between SIGINT and SIGKILL; Valkey saves its data in it."""
 
@@ -109,6 +110,8 @@ class Processes:
 
     def wait(self, name: str, healthy: Callable[[], bool], timeout_s: float, on_event: OnEvent) -> None:
         """Wait until it is healthy. Raises ProcessDied with the end of its log."""
+        if healthy():
+            return
         began = told = time.monotonic()
         while not healthy():
             now = time.monotonic()
@@ -144,7 +147,7 @@ class Processes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             members = _wait_gone(started, patience)
-        for segment in segments | {str(p) for p in Path("/dev/shm").glob(f"{started.shm}*") if started.shm}:
+        for segment in segments | {str(p) for p in SHARED_MEMORY.glob(f"*{started.shm}*") if started.shm}:
             Path(segment).unlink(missing_ok=True)
         (self.directory / f"{name}.json").unlink(missing_ok=True)
         return True
@@ -198,7 +201,7 @@ def _shared_memory(pids: Sequence[int]) -> set[str]:
     for pid in pids:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.partition("/dev/shm/")
+                path = line.partition(f"{SHARED_MEMORY}/")
                 if path[1] and not path[2].endswith("(deleted)"):
                     found.add(path[1] + path[2])
     return found

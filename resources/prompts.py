@@ -130,8 +130,8 @@ class DirectoryPrompts:
                 if content.name in seen:
                     other = seen[content.name].name
                     raise _refused(path, f"its name {content.name!r} is that of {other}", "Give it another name.")
+                templates += list(expand(content, path))
                 seen[content.name] = path
-                templates += expand(content, path)
             except TemplateError as error:
                 failed.append(Failed(path.name, str(error)))
         return Prompts(tuple(templates), tuple(failed))

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 COMPACT_AT = 32
 """Ledger segments beyond which they are rewritten as one."""
+PREFIX_FORMAT = 1
+"""Of a stored prefix set; one of another format is rendered again."""
 KEEP = 20
 """Immutable documents of a kind kept behind a pointer."""
 
@@ -190,7 +192,8 @@ class S3Objects:
 def _status(error: BaseException) -> int | None:
     cause = error if hasattr(error, "response") else error.__cause__
     response = getattr(cause, "response", None) or {}
-    return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def _unavailable(doing: str, target: object, error: Exception) -> StateUnavailable:
@@ -251,12 +254,15 @@ class StateStore:
 
     def save_prefixes(self, fleet: str, prefixes: PrefixSet, summary: Mapping[str, Any]) -> str:
         """Write a prefix set and make it the latest; its URI."""
-        return self.point(fleet, "prefixes", _prefixes_to_parquet(prefixes), ".parquet", summary)
+        content = _prefixes_to_parquet(prefixes)
+        return self.point(fleet, "prefixes", content, ".parquet", {**summary, "format": PREFIX_FORMAT})
 
     def prefixes(self, fleet: str) -> PrefixSet | None:
         """The latest prefix set."""
         pointer = self.latest(fleet, "prefixes")
-        found = self.objects.read(pointer["path"]) if pointer else None
+        if pointer is None or pointer.get("format") != PREFIX_FORMAT:
+            return None
+        found = self.objects.read(pointer["path"])
         return _prefixes_from_parquet(found[0]) if found else None
 
     def journal(self, namespace: str) -> "LedgerFiles":
@@ -323,9 +329,7 @@ def _frame(rows: Rows) -> "pd.DataFrame":
 
 def _rows(frame: "pd.DataFrame") -> Rows:
     kinds = {f.name: getattr(Rows.empty(), f.name).dtype.kind for f in fields(Rows)}
-    return Rows(
-        *(frame[name].to_numpy(np.str_ if kind == "U" else None) for name, kind in kinds.items())  # type: ignore[arg-type]
-    )
+    return Rows(*(frame[name].to_numpy(np.str_ if kind == "U" else None) for name, kind in kinds.items()))
 
 
 def _prefixes_to_parquet(prefixes: PrefixSet) -> bytes:
@@ -361,9 +365,12 @@ def _prefixes_from_parquet(content: bytes) -> PrefixSet:
             failed.append(Failed(row["template"], reason))
             continue
         variations = tuple(
-            Variation(v["where"], tuple(v["values"]), v["expected"]) for v in json.loads(row.pop("variations"))
+            Variation(v["where"], tuple(v["values"]), v["lost_chars"]) for v in json.loads(row.pop("variations"))
         )
-        numbers = {"shared": int(row.pop("shared")), "chunk_tokens": int(row.pop("chunk_tokens"))}
-        ids = np.asarray(row.pop("rendered"), np.uint32)
-        found.append(Prefix(**row, **numbers, rendered=ids, variations=variations))
+        row |= {
+            "shared": int(row["shared"]),
+            "chunk_tokens": int(row["chunk_tokens"]),
+            "rendered": np.asarray(row["rendered"], np.uint32),
+        }
+        found.append(Prefix(**row, variations=variations))
     return PrefixSet(tuple(found), tuple(failed))

@@ -1,31 +1,32 @@
 """Everything a run needs for a fleet, built from warmfront.yaml when it is first asked for.
 
 The one place that knows which adapter a setting means. Assets and the command line get a Workspace, tests
-another one.
+another one. Imports no adapter before it is needed, since Dagster loads this module.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resources.config import FleetSettings, Settings, build_fleet, config_path, load_settings
-from resources.kv_store import ValkeyStore
-from resources.leases import StateLease
-from resources.local_stack import LocalStack
-from resources.model_files import clock_texts
-from resources.processes import OnEvent
-from resources.prompts import DirectoryPrompts, Prompts
-from resources.replicas import LocalReplicas
-from resources.state import StateStore, open_state
 from warmers.errors import ConfigError
-from warmers.fleet import Fleet
-from warmers.lease import Fence
-from warmers.plan import ChunkTree, WarmPlan, plan_warm
-from warmers.prefixes import Engine, PrefixSet, find_prefixes
-from warmers.presence import Presence, look
+
+if TYPE_CHECKING:
+    from resources.kv_store import ValkeyStore
+    from resources.local_stack import LocalStack
+    from resources.prompts import DirectoryPrompts, Prompts
+    from resources.replicas import LocalReplicas
+    from resources.state import StateStore
+    from warmers.fleet import Fleet
+    from warmers.lease import Fence
+    from warmers.plan import ChunkTree, WarmPlan
+    from warmers.prefixes import Engine, PrefixSet
+    from warmers.presence import Presence
 
 LEASE_TTL_S = 60.0
 
@@ -47,14 +48,14 @@ class Workspace:
     """Adapters by fleet."""
 
     path: Path
-    on_event: OnEvent = print
+    on_event: Callable[[str], None] = print
 
     @classmethod
-    def from_environment(cls, on_event: OnEvent = print) -> "Workspace":
+    def from_environment(cls, on_event: Callable[[str], None] = print) -> "Workspace":
         """By WARMFRONT_CONFIG, else ./warmfront.yaml, else the embedded default."""
         return cls(config_path(), on_event)
 
-    def telling(self, on_event: OnEvent) -> "Workspace":
+    def telling(self, on_event: Callable[[str], None]) -> "Workspace":
         """The same, with another place for progress."""
         return replace(self, on_event=on_event)
 
@@ -64,8 +65,10 @@ class Workspace:
         return load_settings(self.path)
 
     @cached_property
-    def state(self) -> StateStore:
+    def state(self) -> "StateStore":
         """The state store."""
+        from resources.state import open_state
+
         return open_state(self.settings.state)
 
     @cached_property
@@ -86,32 +89,40 @@ class Workspace:
         return Path(state)
 
     @cached_property
-    def stack(self) -> LocalStack:
+    def stack(self) -> "LocalStack":
         """The embedded stack."""
+        from resources.local_stack import LocalStack
+
         return LocalStack(self.local_directory / "stack", self.on_event)
 
     def fleet_settings(self, name: str | None = None) -> FleetSettings:
         """A fleet's settings; None: the only fleet."""
         return self.settings.fleet(name)
 
-    def fleet(self, name: str | None = None) -> Fleet:
+    def fleet(self, name: str | None = None) -> "Fleet":
         """A fleet, with the prefill rate that its last run measured."""
         settings = self.fleet_settings(name)
         last = self.state.latest(settings.name, "warm") or {}
         return build_fleet(settings, self.local_directory / "served", last.get("tokens_per_s"))
 
-    def prompts(self, name: str) -> DirectoryPrompts:
+    def prompts(self, name: str) -> "DirectoryPrompts":
         """Where the fleet's templates come from."""
+        from resources.prompts import DirectoryPrompts
+
         prompts = self.fleet_settings(name).prompts
         return DirectoryPrompts(prompts.directory, prompts.include)
 
-    def store(self, name: str) -> ValkeyStore:
+    def store(self, name: str) -> "ValkeyStore":
         """The fleet's L2. Raises StoreUnavailable where it is the embedded one and does not run."""
+        from resources.kv_store import ValkeyStore
+
         l2 = self.fleet_settings(name).l2
         return ValkeyStore(l2.url or self.stack.valkey_url(), l2.username, l2.password_env)
 
-    def replicas(self, name: str) -> LocalReplicas:
+    def replicas(self, name: str) -> "LocalReplicas":
         """Where the fleet's replicas come from."""
+        from resources.replicas import LocalReplicas
+
         settings = self.fleet_settings(name)
         if settings.l2.password_env is not None:
             raise ConfigError(
@@ -121,8 +132,11 @@ class Workspace:
             )
         return LocalReplicas(self.stack, self.settings.local, settings.model.directory, settings.l2.url, self.on_event)
 
-    def find_prefixes(self, fleet: Fleet, prompts: Prompts, engine: Engine) -> PrefixSet:
+    def find_prefixes(self, fleet: "Fleet", prompts: "Prompts", engine: "Engine") -> "PrefixSet":
         """The prefixes of all templates; those that did not change since the last set are not rendered again."""
+        from resources.model_files import clock_texts
+        from warmers.prefixes import find_prefixes
+
         known = self.state.prefixes(fleet.name)
         by_digest = {prefix.digest: prefix for prefix in known.found} if known else {}
         shaping = f"{fleet.model.tokenizer_digest} {fleet.model.chat_template} {fleet.engine.chunk_tokens}"
@@ -137,15 +151,20 @@ class Workspace:
             failed=prompts.failed,
         )
 
-    def plan(self, fleet: Fleet, prefixes: PrefixSet) -> WarmPlan:
+    def plan(self, fleet: "Fleet", prefixes: "PrefixSet") -> "WarmPlan":
         """Compare what the prefixes need with what L2 holds now."""
+        from warmers.plan import plan_warm
+        from warmers.presence import look
+
         store = self.store(fleet.name)
 
-        def look_up(tree: ChunkTree) -> Presence:
+        def look_up(tree: "ChunkTree") -> "Presence":
             return look(store, tree.names, fleet.engine.tensor_parallel, fleet.chunk_bytes)
 
         return plan_warm(prefixes.prefixes, fleet, look_up)
 
-    def lease(self, namespace: str) -> AbstractContextManager[Fence]:
+    def lease(self, namespace: str) -> "AbstractContextManager[Fence]":
         """Hold a namespace. Raises LeaseHeld."""
+        from resources.leases import StateLease
+
         return StateLease(self.state.objects, self.clock).hold(namespace, LEASE_TTL_S)

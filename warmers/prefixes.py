@@ -20,6 +20,8 @@ Messages = Sequence[Mapping[str, Any]]
 
 MAX_SHOWN = 80
 """Characters of a varying line that are kept for people to read."""
+LOST_CHARS = 200
+"""Unchanging text behind a variation, about fifty tokens, from which on it is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,12 @@ class Variation:
     """`message 1 (system), line 3`, `tools`, or `the chat template`."""
     values: tuple[str, ...]
     """The line as two of the renderings have it."""
-    expected: bool
-    """In the last message, where the user speaks; anywhere else it costs reuse."""
+    lost_chars: int
+    """Unchanging text that stands behind it: shared by all requests, and never reused."""
 
     def __str__(self) -> str:
-        return f"{self.where}: {' | '.join(repr(value) for value in self.values)}"
+        values = " | ".join(repr(value) for value in self.values)
+        return f"{self.where}: {values}; {self.lost_chars:,} characters behind it are never shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,8 @@ class Prefix:
 
     @property
     def unstable(self) -> tuple[Variation, ...]:
-        """Variations that cost reuse."""
-        return tuple(v for v in self.variations if not v.expected)
+        """Variations that cost reuse: much of what stands behind them is the same for all."""
+        return tuple(v for v in self.variations if v.lost_chars >= LOST_CHARS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,22 +192,33 @@ def common_start(sequences: Sequence[TokenIds]) -> int:
 
 def varying_lines(renderings: Sequence[Messages]) -> tuple[Variation, ...]:
     """Every line that differs between renderings, in order; of a message whose line count differs, its first."""
-    found = []
-    for index, versions in enumerate(zip(*renderings, strict=False)):
+    found: list[Variation] = []
+    constant = 0
+    for index in reversed(range(min(len(messages) for messages in renderings))):
+        versions = [messages[index] for messages in renderings]
         texts = [str(message.get("content") or "") for message in versions]
-        if len(set(texts)) == 1:
-            continue
-        expected = index == len(renderings[0]) - 1 and versions[0].get("role") == "user"
-        rows = list(zip(*(text.split("\n") for text in texts), strict=False))
-        differing = [number for number, row in enumerate(rows) if len(set(row)) > 1] or [len(rows)]
-        if len({text.count("\n") for text in texts}) > 1:
-            differing = differing[:1]
-        for number in differing:
-            row = rows[number] if number < len(rows) else tuple(texts)
+        where = f"message {index + 1} ({versions[0].get('role', '?')})"
+        for number, row in reversed(list(enumerate(_aligned(texts), 1))):
+            if len(set(row)) == 1:
+                constant += len(row[0]) + 1
+                continue
             values = tuple(value[:MAX_SHOWN] for value in list(dict.fromkeys(row))[:2])
-            where = f"message {index + 1} ({versions[0].get('role', '?')}), line {number + 1}"
-            found.append(Variation(where, values, expected))
+            found.insert(0, Variation(f"{where}, line {number}", values, constant))
     return tuple(found)
+
+
+def _aligned(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """Lines side by side; where counts differ, equal ends stay aligned and what is between them is one row."""
+    split = [text.split("\n") for text in texts]
+    shortest = min(map(len, split))
+    if max(map(len, split)) == shortest:
+        return list(zip(*split, strict=True))
+    head = next((i for i in range(shortest) if len({lines[i] for lines in split}) > 1), shortest)
+    tail = next((i for i in range(shortest - head) if len({lines[-1 - i] for lines in split}) > 1), shortest - head)
+    middle = tuple("\n".join(lines[head : len(lines) - tail]) for lines in split)
+    heads = zip(*(lines[:head] for lines in split), strict=True)
+    tails = zip(*(lines[len(lines) - tail :] for lines in split), strict=True)
+    return [*heads, middle, *tails]
 
 
 def find_prefix(
@@ -222,7 +236,8 @@ def find_prefix(
     if texts is not None:
         starts += [engine.tokenize(text) for text in texts]
         line, values = _first_difference(*texts)
-        variations.insert(0, Variation(f"the chat template's clock, rendered line {line}", values, expected=False))
+        lost = sum(len(str(message.get("content") or "")) for message in distinct[0][:-1])
+        variations.insert(0, Variation(f"the chat template's clock, rendered line {line}", values, lost))
     return Prefix(
         template=template.name,
         context=template.context,

@@ -34,7 +34,8 @@ class Presence:
     @property
     def wrong(self) -> NDArray[np.bool_]:
         """[chunk, rank]: there, with another size: truncated, oversized, or of another layout."""
-        return (self.sizes >= 0) & (self.sizes != self.expected_bytes)
+        wrong: NDArray[np.bool_] = (self.sizes >= 0) & (self.sizes != self.expected_bytes)
+        return wrong
 
 
 def look(store: KVStore, names: Sequence[str], ranks: int, expected_bytes: int) -> Presence:

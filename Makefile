@@ -1,0 +1,62 @@
+PYTHON ?= python3
+CONTROL := .venv/.ready
+ENGINE := .venv-engine/.ready
+MODEL := .warmfront/models/sample-100m
+# Somebody's own folder of templates: make demo PROMPTS=dir
+CONFIG := $(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml)
+RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
+
+.PHONY: all demo ui up down check test bench lock clean config sample
+.DEFAULT_GOAL := all
+
+all: ## both environments and the sample model
+	@$(MAKE) --no-print-directory -j2 $(CONTROL) $(ENGINE)
+	@$(MAKE) --no-print-directory sample
+
+$(CONTROL): deploy/control_plane/requirements.lock pyproject.toml deploy/make_env.py
+	@echo "making .venv (control plane)"
+	@$(PYTHON) deploy/make_env.py .venv $< --editable
+	@touch $@
+
+$(ENGINE): deploy/engine/requirements.lock deploy/make_env.py
+	@echo "making .venv-engine (vLLM and LMCache for CPU)"
+	@$(PYTHON) deploy/make_env.py .venv-engine $<
+	@touch $@
+
+sample:
+	@.venv/bin/python deploy/local/make_topics.py deploy/local/prompts/topics
+	@[ -e $(MODEL) ] || .venv-engine/bin/python deploy/local/make_model.py $(MODEL)
+
+config:
+	@$(if $(PROMPTS),.venv/bin/python deploy/local/with_prompts.py "$(PROMPTS)" $(CONFIG))
+
+demo: all config ## warm the sample prompts on real engines, and prove it
+	@$(RUN)python deploy/local/demo.py
+
+ui: all config ## the Dagster UI on the demo's state
+	@DAGSTER_HOME="$$($(RUN)python -m pipelines.runs)" $(RUN)dagster dev -w workspace.yaml
+
+up: all config ## start the embedded stack
+	@$(RUN)warmfront up
+
+down: ## stop it
+	@$(RUN)warmfront down
+
+check: $(CONTROL) ## lint, types, layers
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+test: all ## every test that can run here
+	@.venv/bin/pytest $(ARGS)
+
+bench: all ## ratios of two things measured in one run
+	@.venv/bin/pytest tests/benchmarks $(ARGS)
+
+lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
+	$(PYTHON) deploy/make_env.py --renew deploy/control_plane/requirements.lock -e '.[local,dev]'
+	$(PYTHON) deploy/make_env.py --renew deploy/engine/requirements.lock -r deploy/engine/requirements.in
+
+clean: down ## forget the demo's state; the environments stay
+	rm -rf .warmfront deploy/local/prompts/topics

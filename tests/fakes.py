@@ -1,0 +1,254 @@
+"""Fakes at the Protocol seams, for what cannot run in every test: an engine with its daemon, a store, a clock.
+
+The fake engine writes real LMCache keys into whatever store it is given, so that everything on the other side
+of the seam is the real thing. Its tokens are characters; its "KV" is derived from the tokens and the weights.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from warmers.errors import EngineRefused
+from warmers.fleet import DaemonIdentity, EngineIdentity, EngineSpec, Fleet, KVShape, Model, ProofFloors, WarmLimits
+from warmers.keys import KeyLayout, chunk_keys
+from warmers.ledger import Rows, merge
+from warmers.prefixes import Prefix, Usage
+from warmers.replica import Counters, Generation, StoreCounts
+
+CHUNK = 16
+
+
+def make_fleet(name="chat", tp=1, limits=None, floors=None, weights="a" * 64, dtype="float32") -> Fleet:
+    return Fleet(
+        name=name,
+        model=Model("m", "/models/m", weights, "b" * 64, KVShape(layers=1, kv_heads=2, head_dim=2)),
+        engine=EngineSpec("0.32.0", "0.5.6", dtype, tensor_parallel=tp, block_tokens=8, chunk_tokens=CHUNK),
+        limits=limits or WarmLimits(visible_deadline_s=0.5),
+        floors=floors or ProofFloors(),
+    )
+
+
+def make_prefix(ids, label="t", salt="", weight=1.0, rendered=None) -> Prefix:
+    ids = np.asarray(ids, np.uint32)
+    whole = np.append(ids, [7, 8, 9]).astype(np.uint32) if rendered is None else np.asarray(rendered, np.uint32)
+    return Prefix(label, None, "d" * 64, whole, len(ids), CHUNK, salt=salt, weight=weight)
+
+
+def words(text: str) -> list[int]:
+    """Token ids in which each letter fills one chunk."""
+    return [ord(letter) * 1000 + i for letter in text for i in range(CHUNK)]
+
+
+class DictStore:
+    """A KVStore in memory."""
+
+    def __init__(self):
+        self.values: dict[str, bytes] = {}
+
+    def sizes(self, keys):
+        return np.array([len(self.values[k]) if k in self.values else -1 for k in keys], np.int64)
+
+    def delete(self, keys):
+        return sum(self.values.pop(k, None) is not None for k in keys)
+
+    def put(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values.get(key)
+
+
+class FakeClock:
+    """Moves when somebody sleeps."""
+
+    def __init__(self, now=1_000.0):
+        self.time = now
+
+    def now(self):
+        self.time += 0.001
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+class MemoryJournal:
+    """A ledger in memory."""
+
+    def __init__(self):
+        self.segments: list[Rows] = []
+
+    def record(self, rows):
+        self.segments.append(rows)
+
+    def rows(self):
+        return merge(self.segments)
+
+
+class FreeFence:
+    """A lease that nobody contests."""
+
+    number = 1
+
+    def check(self):
+        pass
+
+
+@dataclass
+class FakeEngine:
+    """A vLLM server with an LMCache daemon behind it, as one object. Not a real engine."""
+
+    fleet: Fleet
+    store: object
+    weights: str = ""
+    connector: str = "LMCacheMPConnector"
+    refuse: Callable[[np.ndarray], bool] = lambda ids: False
+    on_prefill: Callable[[int], None] = lambda n: None
+    write_behind: bool = False
+    l0: set = field(default_factory=set)
+    computed: int = 0
+    local_hit: int = 0
+    external: int = 0
+    found: int = 0
+    asked: int = 0
+    submitted: int = 0
+    renders: int = 0
+    prefills: list = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    lie_found: int = 0
+
+    # Engine
+    def render(self, messages, options):
+        self.renders += 1
+        head = json.dumps(options.tools) if options.tools else ""
+        return self.tokenize(head + "".join(f"<{m['role']}>{m['content']}</>" for m in messages) + "<assistant>")
+
+    def render_for_chat(self, messages, options):
+        return self.render(messages, options)
+
+    def tokenize(self, text):
+        return np.array([ord(c) for c in text], np.uint32)
+
+    def identity(self):
+        s = self.fleet.engine
+        return EngineIdentity(
+            self.fleet.model.path,
+            s.vllm,
+            s.max_model_len,
+            s.dtype,
+            s.block_tokens,
+            s.tensor_parallel,
+            "auto",
+            self.connector,
+        )
+
+    def prefill(self, ids, salt):
+        if self.refuse(ids):
+            raise EngineRefused("POST /v1/completions", seen="HTTP 400: no", do="Do not.")
+        self.on_prefill(len(self.prefills))
+        with self.lock:
+            self.prefills.append((len(ids), salt))
+            cached, _ = self._serve(ids, salt)
+        return Usage(len(ids), cached)
+
+    # Replica
+    def _names(self, ids, salt):
+        names = list(chunk_keys(ids, KeyLayout.of(self.fleet), salt or ""))
+        tp = self.fleet.engine.tensor_parallel
+        return [names[i : i + tp] for i in range(0, len(names), tp)]
+
+    def _kv(self, name):
+        seed = hashlib.sha256((self.weights + name.split("@")[-1 if "control" not in name else -2]).encode()).digest()
+        return (seed * (self.fleet.chunk_bytes // len(seed) + 1))[: self.fleet.chunk_bytes]
+
+    def _serve(self, ids, salt):
+        """Hit L0, then the store, then compute; what is computed is stored. Returns cached tokens and the KV."""
+        chunks = self._names(ids, salt)
+        kv, cached, hitting = [], 0, True
+        local = external = found = 0
+        for names in chunks:
+            stored = [self.store.get(n) for n in names]
+            whole = self.connector and all(v is not None and len(v) == self.fleet.chunk_bytes for v in stored)
+            if hitting and whole:
+                found += CHUNK
+            if hitting and names[0] in self.l0:
+                local += CHUNK
+            elif hitting and whole:
+                external += CHUNK
+                stored_kv = stored
+                kv.append(stored_kv[0])
+                self.l0.add(names[0])
+                continue
+            else:
+                hitting = False
+                for name in names:
+                    if self.connector:
+                        self.submitted += 1
+                        self.put(name, self._kv(name))
+                self.l0.add(names[0])
+            kv.append(self.l0_kv(names[0], stored))
+        cached = local + external
+        self.asked += len(chunks) * CHUNK
+        self.local_hit += local
+        self.external += external
+        self.found += found + (self.lie_found if found else 0)
+        self.computed += len(ids) - cached
+        return cached, kv
+
+    def l0_kv(self, name, stored):
+        return stored[0] if stored[0] is not None else self._kv(name)
+
+    def put(self, name, value):
+        if not self.write_behind:
+            self.store.put(name, value)
+
+    @property
+    def engine(self):
+        return self
+
+    fresh: bool = True
+
+    def daemon_identity(self):
+        prefix = (self.fleet.namespace,)
+        return DaemonIdentity("0.5.6", CHUNK, "blake3", prefix, (self.fleet.model.path,) if self.connector else ())
+
+    def forget(self):
+        self.l0.clear()
+
+    def generate(self, ids, *, max_tokens, salt=None):
+        cached, kv = self._serve(ids, salt)
+        seed = hashlib.sha256(b"".join(kv) + ids.tobytes()).digest()
+        return Generation(tuple(seed[:max_tokens]), 0.1 if cached else 1.0, len(ids), cached)
+
+    def chat_ids(self, messages, options, salt):
+        return self.render(messages, options)
+
+    def counters(self):
+        return Counters(self.computed, self.local_hit, self.external, 0, self.found, self.asked)
+
+    def stores(self):
+        return StoreCounts(self.submitted, 0 if self.write_behind else self.submitted)
+
+
+@dataclass
+class FakeReplicas:
+    """Hands out a fake engine; `cold` drops what it remembers."""
+
+    engine: FakeEngine
+
+    @contextmanager
+    def warmer(self, fleet) -> Iterator[FakeEngine]:
+        yield self.engine
+
+    @contextmanager
+    def cold(self, fleet) -> Iterator[FakeEngine]:
+        self.engine.forget()
+        yield self.engine
+
+    def running(self, fleet):
+        return self.engine

@@ -1,0 +1,100 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from resources.config import build_fleet, config_path, fleet_names, load_settings
+from warmers.errors import ConfigError
+
+FLEET = {
+    "name": "chat",
+    "model": {"name": "m", "directory": "model"},
+    "engine": {"vllm": "0.32.0", "lmcache": "0.5.6", "dtype": "float32"},
+    "prompts": {"directory": "prompts"},
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "a.txt").write_text("hello")
+
+    def write(*fleets, **top) -> Path:
+        path = tmp_path / "warmfront.yaml"
+        path.write_text(yaml.safe_dump({"state": "state", "fleets": list(fleets)} | top))
+        return path
+
+    return write
+
+
+def test_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
+    path = write(FLEET)
+    monkeypatch.chdir("/")
+    settings = load_settings(path)
+    assert settings.state == str(tmp_path / "state")
+    assert settings.fleets[0].prompts.directory == tmp_path / "prompts"
+    assert load_settings(write(FLEET, state="s3://bucket/wf")).state == "s3://bucket/wf"
+
+
+@pytest.mark.parametrize(
+    ("fleets", "named"),
+    [
+        ([{**FLEET, "colour": 1}], r"fleets\.chat\.colour: Extra inputs"),
+        ([{**FLEET, "engine": {**FLEET["engine"], "dtype": "int3"}}], r"fleets\.chat\.engine\.dtype"),
+        ([{**FLEET, "engine": {**FLEET["engine"], "chunk_tokens": 200}}], r"fleets\.chat\.engine.*multiple of block"),
+        ([{**FLEET, "name": "No_Label"}], r"fleets\.No_Label\.name"),
+        ([{k: v for k, v in FLEET.items() if k != "prompts"}], r"fleets\.chat\.prompts: Field required"),
+        ([FLEET, FLEET], "two fleets are named 'chat'"),
+        ([{**FLEET, "prompts": {"directory": "gone"}}], r"fleets\.chat\.prompts\.directory: there is no directory"),
+        ([{**FLEET, "prompts": {"directory": "prompts", "include": ["*.md"]}}], "names no template"),
+        ([{**FLEET, "model": {"name": "m", "directory": "gone"}}], r"fleets\.chat\.model\.directory"),
+        ([{**FLEET, "l2": {"url": "redis://u:secret@h:1"}}], r"fleets\.chat\.l2\.url.*password_env"),
+        ([], "fleets"),
+    ],
+)
+def test_a_fault_names_file_and_field(write, fleets, named):
+    path = write(*fleets)
+    with pytest.raises(ConfigError, match=named) as error:
+        load_settings(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- just a list", "\xff"])
+def test_a_broken_file_is_a_config_error_and_still_gives_a_partition(tmp_path, text):
+    path = tmp_path / "warmfront.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=str(path)):
+        load_settings(path)
+    assert fleet_names(path) == ["unconfigured"]
+    with pytest.raises(ConfigError, match="no such file"):
+        load_settings(tmp_path / "gone.yaml")
+
+
+def test_fleet_names_survive_a_broken_field(write):
+    assert fleet_names(write({**FLEET, "colour": 1}, {"name": "other"})) == ["chat", "other"]
+
+
+def test_choosing_a_fleet(write):
+    settings = load_settings(write(FLEET, {**FLEET, "name": "other"}))
+    assert settings.fleet("other").name == "other"
+    with pytest.raises(ConfigError, match=r"several fleets.*chat, other"):
+        settings.fleet(None)
+    with pytest.raises(ConfigError, match="no fleet 'x'"):
+        settings.fleet("x")
+
+
+def test_the_environment_names_the_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("WARMFRONT_CONFIG", str(tmp_path / "x.yaml"))
+    assert config_path() == tmp_path / "x.yaml"
+    monkeypatch.delenv("WARMFRONT_CONFIG")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "warmfront.yaml").touch()
+    assert config_path() == tmp_path / "warmfront.yaml"
+
+
+def test_a_model_without_weights_is_refused(write, tmp_path):
+    (tmp_path / "model" / "config.json").write_text('{"num_hidden_layers": 1, "num_attention_heads": 1}')
+    settings = load_settings(write(FLEET)).fleets[0]
+    with pytest.raises(ConfigError, match="safetensors"):
+        build_fleet(settings, tmp_path / "served", None)

@@ -1,0 +1,51 @@
+import json
+
+import pytest
+
+from resources.model_files import clock_texts, read_model
+from warmers.errors import ConfigError, TemplateError
+from warmers.prefixes import RenderOptions
+
+CONFIG = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+MESSAGES = [{"role": "system", "content": "hi"}]
+
+
+@pytest.fixture
+def model(tmp_path):
+    def write(template="{{ messages[0].content }}", weights=b"w", **config):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | config))
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        (tmp_path / "tokenizer.json").write_text("{}")
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        return read_model(tmp_path, "m", tmp_path / "served")
+
+    return write
+
+
+def test_shape_and_digests(model):
+    one = model()
+    assert (one.shape.layers, one.shape.kv_heads, one.shape.head_dim) == (3, 2, 8)
+    assert one.path.endswith(one.weights_digest[:16])
+    other = model(weights=b"x")
+    assert one.weights_digest != other.weights_digest
+    assert one.tokenizer_digest == other.tokenizer_digest
+    assert model(head_dim=99, num_key_value_heads=None).shape.kv_heads == 8
+
+
+def test_a_chat_template_that_reads_the_clock_is_rendered_with_two(model):
+    clocked = "{% set d = strftime_now('%d %B') %}{{ messages[0].content }} on {{ d }}"
+    first, second = clock_texts(model(clocked), MESSAGES, RenderOptions())
+    assert (first, second) == ("hi on 15 January", "hi on 28 December")
+    assert clock_texts(model(), MESSAGES, RenderOptions()) is None
+    unused = "{% if false %}{{ strftime_now('%d') }}{% endif %}x"
+    assert clock_texts(model(unused), MESSAGES, RenderOptions()) is None
+
+
+def test_a_clock_that_cannot_be_rendered_here_is_an_error(model):
+    with pytest.raises(TemplateError, match="reads the clock"):
+        clock_texts(model("{{ strftime_now('%d') }}{{ nobody.knows.this }}"), MESSAGES, RenderOptions())
+
+
+def test_a_directory_that_is_no_model(tmp_path):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        read_model(tmp_path, "m", tmp_path)

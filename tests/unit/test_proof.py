@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import pytest
+from fakes import CHUNK, DictStore, FakeClock, FakeEngine, make_fleet, make_prefix, words
+
+from warmers.fleet import ProofFloors
+from warmers.ledger import Rows, rows_of
+from warmers.plan import plan_warm
+from warmers.prefixes import RenderOptions, Template
+from warmers.presence import look
+from warmers.proof import choose, judge, observe, proven_chunks, sample_ids
+
+
+def scene(*texts, dtype="float32"):
+    """A fleet whose prefixes are all warm in a store, and a fresh engine."""
+    fleet = make_fleet(dtype=dtype)
+    store = DictStore()
+    engine = FakeEngine(fleet, store)
+    prefixes = [make_prefix(words(text), text) for text in texts]
+    for prefix in prefixes:
+        engine.prefill(prefix.ids, None)
+    fresh = FakeEngine(fleet, store)
+    return plan_of(prefixes, fleet, store), fresh, store
+
+
+def plan_of(prefixes, fleet, store):
+    return plan_warm(prefixes, fleet, lambda tree: look(store, tree.names, 1, fleet.chunk_bytes))
+
+
+def proof_of(plan, engine, store, templates=None, floors=None):
+    chosen = choose(plan, Rows.empty())
+    seen = observe(plan, chosen, templates or {}, engine, store, FakeClock())
+    return judge(seen, floors or plan.fleet.floors)
+
+
+def test_warm_prefixes_are_proven_and_the_controls_leave_nothing_behind():
+    plan, engine, store = scene("abcd", "abx")
+    before = dict(store.values)
+    proof = proof_of(plan, engine, store)
+    assert proof.verdict == "proven"
+    assert proof.hit_tokens == proof.expected_tokens == 7 * CHUNK
+    assert proof.speedup == pytest.approx(10.0)
+    assert store.values == before
+    assert proven_chunks(plan, proof) == list(range(5))
+
+
+def test_a_missing_chunk_fails_the_proof():
+    plan, engine, store = scene("abcd")
+    store.delete([plan.tree.names[2]])
+    proof = proof_of(plan, engine, store, floors=ProofFloors())
+    assert proof.verdict == "failed"
+    assert "hit 32 of 64 tokens" in proof.reasons[0]
+    assert proven_chunks(plan, proof) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kv_of_other_weights_fails_the_proof(dtype):
+    plan, engine, store = scene("abcd", dtype=dtype)
+    store.put(plan.tree.names[1], b"\1" * plan.fleet.chunk_bytes)
+    proof = proof_of(plan, engine, store)
+    assert proof.verdict == "failed"
+    assert not proof.output_unchanged
+    assert "other weights or layout" in proof.reasons[0]
+
+
+def test_signals_that_disagree_are_inconclusive():
+    plan, engine, store = scene("abcd")
+    engine.lie_found = CHUNK
+    proof = proof_of(plan, engine, store)
+    assert proof.verdict == "inconclusive"
+    assert "the two must agree" in proof.reasons[0]
+
+
+def test_a_connector_that_fell_back_to_recompute_fails():
+    plan, engine, store = scene("abcd")
+    engine.connector = ""
+    assert proof_of(plan, engine, store).verdict == "failed"
+
+
+def test_without_a_fresh_engine_there_is_no_proof():
+    plan, engine, store = scene("abcd")
+    engine.fresh = False
+    proof = proof_of(plan, engine, store)
+    assert proof.verdict == "inconclusive"
+    assert "newly started" in proof.reasons[0]
+
+
+def test_nothing_to_prove_is_not_proven():
+    plan, engine, store = scene()
+    assert proof_of(plan, engine, store).verdict == "inconclusive"
+
+
+def test_a_chat_request_with_other_ids_fails():
+    plan, engine, store = scene("abcd")
+    template = Template("abcd", None, "d", (({"role": "user", "content": "other"},),), RenderOptions())
+    proof = proof_of(plan, engine, store, {"abcd": template})
+    assert proof.verdict == "failed"
+    assert "other token ids" in proof.reasons[0]
+
+
+def test_in_16_bits_rounding_of_the_cold_run_is_told_from_other_kv():
+    plan, engine, store = scene("abcd", dtype="bfloat16")
+    seen = observe(plan, [0], {}, engine, store, FakeClock()).prefixes[0]
+    rounded = replace(seen.controls[0], answer=replace(seen.controls[0].answer, output=(1, 2)))
+    from warmers.proof import Observations
+
+    def verdict(dtype):
+        observed = Observations("chat", "ns", dtype, True, (replace(seen, controls=(rounded,)),), 0.0)
+        return judge(observed, ProofFloors()).verdict
+
+    assert verdict("bfloat16") == "proven"
+    assert verdict("float32") == "failed"
+
+
+def test_unproven_prefixes_come_first_and_twins_once():
+    plan, _, _ = scene("ab", "cdef", "ab", "x")
+    assert [plan.prefixes[n].label for n in choose(plan, Rows.empty())] == ["cdef", "ab", "x"]
+    ledger = rows_of(plan, plan.tree.paths[1].tolist(), proven_at=5.0)
+    assert [plan.prefixes[n].label for n in choose(plan, ledger)] == ["ab", "x", "cdef"]
+
+
+def test_a_sample_asks_for_no_new_chunk():
+    prefix = make_prefix(words("ab"), rendered=[*words("ab"), *range(200)])
+    assert len(sample_ids(prefix)) == 2 * CHUNK + CHUNK - 1
+    exact = make_prefix(words("ab"), rendered=words("ab"))
+    assert len(sample_ids(exact)) == 2 * CHUNK + 1
