@@ -46,7 +46,7 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
 
     from pipelines.definitions import build_defs
 
-    job = build_defs(workspace).get_job_def(name)
+    job = build_defs(workspace).resolve_job_def(name)
     with dg.DagsterInstance.from_config(str(instance_directory(workspace))) as instance:
         result = job.execute_in_process(
             partition_key=fleet,

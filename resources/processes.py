@@ -102,6 +102,7 @@ class Processes:
                 cwd=self.directory,
                 start_new_session=True,
             )
+        child.returncode = 0  # it outlives this object, which would warn otherwise; _wait_gone reaps it
         started = Started(name, child.pid, _ticks(child.pid) or 0, url, spec, shm)
         scratch = self.directory / f".{name}.json"
         scratch.write_text(json.dumps(asdict(started)))

@@ -163,7 +163,10 @@ class S3Objects:
 
     def write(self, path: str, content: bytes) -> None:
         """One PUT: whole or not at all."""
-        self._call("put_object", path, Body=content)
+        try:
+            self._call("put_object", path, Body=content)
+        except FileNotFoundError as error:
+            raise _unavailable("put_object", f"s3://{self.root}/{path}", error) from error
 
     def replace(self, path: str, content: bytes, version: str | None) -> bool:
         """A conditional PUT."""

@@ -226,7 +226,9 @@ class FakeEngine:
         return Generation(tuple(seed[:max_tokens]), 0.1 if cached else 1.0, len(ids), cached)
 
     def chat_ids(self, messages, options, salt):
-        return self.render(messages, options)
+        ids = self.render(messages, options)
+        self._serve(ids, salt)
+        return ids
 
     def counters(self):
         return Counters(self.computed, self.local_hit, self.external, 0, self.found, self.asked)

@@ -1,0 +1,192 @@
+"""The job on an ephemeral Dagster instance: real Valkey, real state, a fake engine at the Protocol seam."""
+
+import json
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from fakes import CHUNK, FakeEngine, FakeReplicas
+
+from pipelines.definitions import build_defs
+from resources.leases import StateLease
+from resources.workspace import Workspace
+
+
+class ValkeyValues:
+    """The values behind a ValkeyStore, for the fake engine to write."""
+
+    def __init__(self, store):
+        self.client = store.client
+
+    def put(self, key, value):
+        self.client.set(key, value)
+
+    def get(self, key):
+        return self.client.get(key)
+
+
+class FakedWorkspace(Workspace):
+    """A workspace whose replicas are fakes; everything else is real."""
+
+    @cached_property
+    def engine(self) -> FakeEngine:
+        return FakeEngine(self.fleet("chat"), ValkeyValues(self.store("chat")))
+
+    def replicas(self, name):
+        return FakeReplicas(self.engine)
+
+    def telling(self, on_event):
+        return self
+
+
+@pytest.fixture
+def run(workspace_file):
+    workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
+
+    def run(job="warm"):
+        with dg.DagsterInstance.ephemeral() as instance:
+            result = (
+                build_defs(workspace)
+                .resolve_job_def(job)
+                .execute_in_process(partition_key="chat", instance=instance, raise_on_error=False)
+            )
+        return result
+
+    run.workspace = workspace
+    run.prompts = Path(workspace_file).parent / "prompts"
+    return run
+
+
+def checks(result):
+    return {c.check_name: c for c in result.get_asset_check_evaluations()}
+
+
+def metadata(result, asset):
+    (event,) = result.asset_materializations_for_node(asset)
+    return {key: value.value for key, value in event.metadata.items()}
+
+
+def test_the_whole_story(run):
+    result = run()
+    assert result.success
+    assert all(check.passed for check in checks(result).values())
+    assert len(checks(result)) == 7
+    computed = metadata(result, "warm_chunks")["computed_tokens"]
+    assert computed == metadata(result, "warm_plan")["compute_tokens"] > 0
+    proof = run.workspace.state.document("chat", "proof")
+    assert (proof["verdict"], proof["hit_rate"]) == ("proven", 1.0)
+    assert run.workspace.state.latest("chat", "warm")["tokens_per_s"] > 0
+    rows = run.workspace.state.journal(run.workspace.fleet("chat").namespace).rows()
+    assert len(rows) * CHUNK == computed
+    assert (rows.proven_at > 0).all()
+
+    again = run()
+    assert again.success
+    assert metadata(again, "warm_chunks")["computed_tokens"] == 0
+    assert metadata(again, "warm_plan")["steps"] == 0
+
+
+def test_editing_one_template_warms_only_the_chunks_that_changed(run):
+    run()
+    renders = run.workspace.engine.renders
+    path = run.prompts / "support.md"
+    path.write_text(path.read_text()[:-16] + "Do it well, now.")
+    result = run()
+    assert result.success
+    assert 0 < metadata(result, "warm_chunks")["computed_tokens"] <= 3 * CHUNK
+    its_own, tokens_check, chat_requests = 6, 3 * 2, 3
+    assert run.workspace.engine.renders - renders == its_own + tokens_check + chat_requests
+
+
+def test_a_bad_template_is_reported_and_harms_no_other(run):
+    (run.prompts / "broken.yaml").write_text("a: [")
+    result = run()
+    assert result.success
+    assert metadata(result, "prompt_prefixes")["failed"] == 1
+    stable = checks(result)["prefix_is_stable"]
+    assert not stable.passed
+    assert "broken.yaml" in stable.description
+
+
+def test_chunks_that_do_not_arrive_fail_the_step_and_say_why(run):
+    run.workspace.engine.write_behind = True
+    result = run()
+    assert not result.success
+    failure = result.failure_data_for_node("warm_chunks")
+    assert "cannot write to L2" in failure.user_failure_data.description
+    assert not result.asset_materializations_for_node("hit_rate")
+
+
+def test_evicted_chunks_fail_the_blocking_check_before_the_proof(run, valkey):
+    engine = run.workspace.engine
+    run()
+    names = [k.decode() for k in valkey.client.scan_iter(f"{run.workspace.fleet('chat').namespace}@*")]
+    path = run.prompts / "sales.md"
+    path.write_text(path.read_text() + "More words here. " * 3)
+    engine.on_prefill = lambda _: valkey.delete(names)
+    result = run()
+    assert not result.success
+    assert not checks(result)["every_chunk_present"].passed
+    assert "Warm again" in checks(result)["every_chunk_present"].description
+    assert not result.asset_materializations_for_node("hit_rate")
+
+
+def test_an_engine_of_another_namespace_is_refused_before_anything_is_sent(run):
+    run.workspace.engine.fleet = run.workspace.engine.fleet.__class__(
+        **{
+            name: getattr(run.workspace.engine.fleet, name)
+            for name in ("model", "engine", "store", "ttl_s", "limits", "floors", "prefill_tokens_per_s")
+        },
+        name="other",
+    )
+    result = run()
+    assert not result.success
+    assert "key prefix" in result.failure_data_for_node("warm_chunks").user_failure_data.description
+    assert run.workspace.engine.prefills == []
+
+
+def test_answers_from_other_weights_fail_the_proof(run, valkey):
+    run()
+    fleet = run.workspace.fleet("chat")
+    for key in valkey.client.scan_iter(f"{fleet.namespace}@*"):
+        valkey.client.set(key, b"\1" * fleet.chunk_bytes)
+    result = run("prove")
+    assert not checks(result)["output_unchanged"].passed
+    assert "Do not roll out" in checks(result)["output_unchanged"].description
+    assert run.workspace.state.document("chat", "proof")["verdict"] == "failed"
+
+
+def test_a_second_writer_is_told_who_holds_the_namespace(run):
+    workspace = run.workspace
+    namespace = workspace.fleet("chat").namespace
+    with StateLease(workspace.state.objects, workspace.clock).hold(namespace, 60):
+        result = run()
+    description = result.failure_data_for_node("warm_chunks").user_failure_data.description
+    assert "holds it for" in description
+
+
+def test_a_broken_configuration_is_a_failed_check_that_names_the_field(run, workspace_file):
+    settings = json.loads(workspace_file.read_text())
+    settings["fleets"][0]["engine"]["dtype"] = "int3"
+    workspace_file.write_text(json.dumps(settings))
+    broken = Workspace(workspace_file, on_event=lambda _: None)
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = (
+            build_defs(broken)
+            .resolve_job_def("warm")
+            .execute_in_process(partition_key="chat", instance=instance, raise_on_error=False)
+        )
+    check = checks(result)["configuration_is_valid"]
+    assert not check.passed
+    assert "fleets.chat.engine.dtype" in check.description
+
+
+def test_the_nightly_schedule_asks_for_one_run_a_fleet_and_night():
+    from pipelines.schedules import nightly_warm
+
+    context = dg.build_schedule_context(scheduled_execution_time=datetime(2026, 1, 2, 3, tzinfo=UTC))
+    requests = list(nightly_warm(context))
+    assert [request.partition_key for request in requests] == ["chat", "other"]
+    assert len({request.run_key for request in requests}) == 2
