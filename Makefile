@@ -6,7 +6,7 @@ MODEL := .warmfront/models/sample-100m
 CONFIG := $(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml)
 RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
 
-.PHONY: all demo ui up down check test bench lock clean config sample
+.PHONY: all demo ui up down check test lock clean config sample
 .DEFAULT_GOAL := all
 
 all: ## both environments and the sample model
@@ -50,9 +50,6 @@ check: $(CONTROL) ## lint, types, layers
 
 test: all ## every test that can run here
 	@.venv/bin/pytest $(ARGS)
-
-bench: all ## ratios of two things measured in one run
-	@.venv/bin/pytest tests/benchmarks $(ARGS)
 
 lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
 	$(PYTHON) deploy/make_env.py --renew deploy/control_plane/requirements.lock -e '.[local,dev]'

@@ -37,6 +37,12 @@ class HttpService:
 
         return httpx.Client(base_url=self.url, timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S))
 
+    def close(self) -> None:
+        """Close its connections; it may be used again."""
+        client = self.__dict__.pop("client", None)
+        if client is not None:
+            client.close()
+
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The decoded answer. Retries what did not reach the service. Raises EngineRefused, EngineUnavailable."""
         return self.call(method, path, body).json()
@@ -97,6 +103,10 @@ class VllmEngine:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "http", HttpService(self.url, "vLLM", self.request_timeout_s))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.http.close()
 
     def render(self, messages: Messages, options: RenderOptions) -> TokenIds:
         """POST /tokenize with messages: the chat template applied."""

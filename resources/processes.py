@@ -190,9 +190,9 @@ def _wait_gone(started: Started, patience_s: float) -> list[int]:
     """Those that are still there after a while."""
     deadline = time.monotonic() + patience_s
     while (members := _members(started)) and time.monotonic() < deadline:
-        with suppress(ChildProcessError):
-            os.waitpid(started.pid, os.WNOHANG)
         time.sleep(0.1)
+    with suppress(ChildProcessError):
+        os.waitpid(started.pid, os.WNOHANG)  # ours, if this very process started it
     return members
 
 

@@ -75,6 +75,13 @@ class _File(BaseModel):
     def _salt(cls, salt: str) -> str:
         return check_salt(salt)
 
+    @field_validator("adapter")
+    @classmethod
+    def _not_yet(cls, adapter: str | None) -> str | None:
+        if adapter is not None:
+            raise ValueError("LoRA adapters cannot be warmed yet; under the base model's name their KV would be wrong")
+        return adapter
+
     @field_validator("messages")
     @classmethod
     def _chat(cls, messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

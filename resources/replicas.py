@@ -6,8 +6,8 @@ Two cores carry one engine, so asking for a replica of another fleet ends the on
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -69,6 +69,11 @@ class HttpReplica:
         """The daemon's L2 writes."""
         return self.daemon.stores()
 
+    def close(self) -> None:
+        """Close its connections; the processes stay."""
+        self.engine.close()
+        self.daemon.http.close()
+
 
 @dataclass(frozen=True)
 class LocalReplicas:
@@ -92,7 +97,8 @@ class LocalReplicas:
         with self.processes.locked():
             url = self._store()
             replica = self._attach(fleet, url) or self._start(fleet, url)
-        yield replica
+        with closing(replica):
+            yield replica
 
     @contextmanager
     def cold(self, fleet: Fleet) -> Iterator[HttpReplica]:
@@ -101,9 +107,12 @@ class LocalReplicas:
             url = self._store()
             replica = self._attach(fleet, url)
             if replica is None or not replica.fresh:
+                if replica is not None:
+                    replica.close()
                 self.on_event("starting a fresh engine and daemon")
                 replica = self._start(fleet, url)
-        yield replica
+        with closing(replica):
+            yield replica
 
     def running(self, fleet: Fleet) -> HttpReplica | None:
         """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
@@ -118,8 +127,9 @@ class LocalReplicas:
             return None
         replica = self._replica(fleet, engine.url, daemon.url)
         if not (replica.engine.healthy() and replica.daemon.healthy()):
+            replica.close()
             return None
-        return self._replica(fleet, engine.url, daemon.url, fresh=_untouched(replica))
+        return replace(replica, fresh=replica.counters().untouched)
 
     def _spec(self, fleet: Fleet, store: str) -> str:
         shaping = [fleet.namespace, fleet.model.served_name, fleet.ttl_s, fleet.engine.max_model_len]
@@ -209,9 +219,3 @@ class LocalReplicas:
             *(parallel if spec.tensor_parallel > 1 else ()),
             *("--kv-transfer-config", json.dumps(connector)),
         ]
-
-
-def _untouched(replica: HttpReplica) -> bool:
-    """Whether neither process has seen a prompt since it started."""
-    counters = replica.counters()
-    return not any((counters.computed, counters.local_hit, counters.external, counters.asked))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from warmers.prefixes import Engine, PrefixSet
     from warmers.presence import Presence
 
-LEASE_TTL_S = 60.0
+LEASE_TTL_S = 30.0
 
 
 class SystemClock:

@@ -250,6 +250,7 @@ class FakeReplicas:
     @contextmanager
     def cold(self, fleet) -> Iterator[FakeEngine]:
         self.engine.forget()
+        self.engine.computed = self.engine.local_hit = self.engine.external = self.engine.asked = 0
         yield self.engine
 
     def running(self, fleet):

@@ -171,7 +171,8 @@ def observe(
 
     Raises EngineUnavailable when counters do not settle after an answer.
     """
-    visit = _Visit(plan, replica, store, clock, virgin=replica.fresh)
+    fresh = replica.fresh and replica.counters().untouched
+    visit = _Visit(plan, replica, store, clock, virgin=fresh)
     try:
         seen = []
         for number in chosen:
@@ -184,7 +185,7 @@ def observe(
         fleet=plan.fleet.name,
         namespace=plan.fleet.namespace,
         dtype=plan.fleet.engine.dtype,
-        fresh=replica.fresh,
+        fresh=fresh,
         prefixes=tuple(seen),
         at=clock.now(),
     )

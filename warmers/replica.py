@@ -52,6 +52,11 @@ class Counters:
     asked: int
     """LMCache: tokens looked up."""
 
+    @property
+    def untouched(self) -> bool:
+        """Whether neither process has seen a prompt since it started."""
+        return not any((self.computed, self.local_hit, self.external, self.asked))
+
     def __sub__(self, other: "Counters") -> "Counters":
         return Counters(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
 
@@ -73,7 +78,7 @@ class Replica(Protocol):
 
     @property
     def fresh(self) -> bool:
-        """Whether engine and daemon had served no prompt since they started when this replica was handed out."""
+        """Whether engine and daemon were started for this replica, or had served no prompt when it was handed out."""
 
     def daemon_identity(self) -> DaemonIdentity:
         """What the daemon says of itself."""

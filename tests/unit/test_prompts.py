@@ -92,6 +92,7 @@ def test_placeholders_vary_and_probes_are_taken(read):
         ("e__json", json.dumps({**CHAT, "contexts": [{"name": "c", "file": "../x"}]}), "outside"),
         ("e__json", json.dumps({**CHAT, "contexts": [{"name": "c"}]}), "exactly one of file, text, documents"),
         ("e__json", json.dumps({**CHAT, "salt": "a@b"}), "salt"),
+        ("e__json", json.dumps({**CHAT, "adapter": "legal"}), "LoRA adapters cannot be warmed yet"),
         ("e__json", json.dumps({**CHAT, "name": "good"}), "its name 'good' is that of"),
     ],
 )

@@ -1,0 +1,62 @@
+"""One host for real engines: tests that name the same fleet share one, and are run together.
+
+An engine takes most of a minute to start, and two cores carry one. Tests keep apart by salt or by template,
+never by flushing; `cold` between samples is L0 and L1 dropped, not a restart.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from engine_environment import PYTHON, fleet, sentences, write_config
+
+from resources.workspace import Workspace
+
+FLEETS = ("chat", "tp2", "bare")
+"""Order of starts: plain, tensor parallel 2, and an engine without its KV connector."""
+
+
+def pytest_collection_modifyitems(items):
+    """Group by fleet, and leave whole demo runs, which bring their own engines, to the end."""
+
+    def place(item):
+        marker = item.get_closest_marker("fleet")
+        return FLEETS.index(marker.args[0]) if marker else len(FLEETS)
+
+    here = [item for item in items if "/e2e/" in str(item.path)]
+    others = [item for item in items if "/e2e/" not in str(item.path)]
+    items[:] = others + sorted(here, key=place)
+
+
+@pytest.fixture(scope="session")
+def tiny_model():
+    """A generated Llama of 4 layers, kept between runs."""
+    out = Path(".warmfront/models/tiny").absolute()
+    subprocess.run([PYTHON, "deploy/local/make_model.py", out, "--size", "tiny"], check=True, capture_output=True)
+    return out
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory, tiny_model):
+    """A workspace with the embedded stack for all fleets; ended after the last test."""
+    directory = tmp_path_factory.mktemp("host")
+    prompts = directory / "prompts"
+    prompts.mkdir()
+    shared = sentences("parcel", 40)
+    (prompts / "one.md").write_text(shared + sentences("invoice", 30))
+    (prompts / "two.md").write_text(shared + sentences("refund", 20))
+    (prompts / "salted.yaml").write_text(
+        json.dumps({"salt": "tenant-7", "messages": [{"role": "system", "content": sentences("lens", 30)}]})
+    )
+    tool = {
+        "type": "function",
+        "function": {"name": "look_up", "description": sentences("shelf", 20), "parameters": {"type": "object"}},
+    }
+    (prompts / "tools.json").write_text(
+        json.dumps({"messages": [{"role": "system", "content": "Use tools."}], "tools": [tool]})
+    )
+    fleets = [fleet("chat", tiny_model), fleet("tp2", tiny_model, tensor_parallel=2), fleet("bare", tiny_model)]
+    workspace = Workspace(write_config(directory, fleets), on_event=print)
+    yield workspace
+    workspace.stack.down()

@@ -1,0 +1,61 @@
+"""The demo as a user runs it, on a folder of their own, with a small model: twice, with an edit in between."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from engine_environment import fleet, needs_engine, sentences, write_config
+
+pytestmark = needs_engine
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_model, host):
+    host.stack.down()  # the demo brings an engine of its own, and two cores carry one
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    (prompts / "steady.md").write_text(sentences("ledger", 60))
+    (prompts / "edited.md").write_text(sentences("voucher", 60) + "The end.")
+    (prompts / "short.txt").write_text("Hello.")
+    (prompts / "broken.yaml").write_text("messages: [")
+    return write_config(tmp_path, [fleet("chat", tiny_model)])
+
+
+def demo(config):
+    done = subprocess.run(
+        [sys.executable, "deploy/local/demo.py"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "WARMFRONT_CONFIG": str(config)},
+    )
+    print(done.stdout, done.stderr)
+    return done, json.loads((config.parent / "state" / "demo.json").read_text())
+
+
+def test_a_folder_of_ones_own_is_warmed_proven_and_warmed_again_after_an_edit(folder):
+    done, result = demo(folder)
+    assert result["verdict"] == "proven"
+    assert result["hit_tokens"] == result["expected_hit_tokens"] > 0
+    assert result["output_unchanged"] is True
+    assert result["computed_tokens"] > 0
+    assert done.returncode == 0
+    assert min(result["ttft_cold_s"], result["ttft_warm_s"]) > 0
+    assert result["proof"]["fresh"]
+    left_out = {row["label"]: row["why"] for row in result["left_out"]}
+    assert set(left_out) == {"short", "broken.yaml"}
+    assert "verdict: proven" in done.stdout
+    chunks = {row["label"]: row["chunks"] for row in result["prefixes"]}
+
+    edited = folder.parent / "prompts" / "edited.md"
+    edited.write_text(edited.read_text().replace("The end.", "That is all."))
+    _, again = demo(folder)
+    rows = {row["label"]: row for row in again["prefixes"]}
+    assert again["verdict"] == "proven"
+    assert rows["steady"]["warmed"] == 0
+    assert rows["steady"]["already_there"] == chunks["steady"]
+    assert 0 <= rows["edited"]["warmed"] <= 1
+    assert again["computed_tokens"] == rows["edited"]["warmed"] * 256
+    stack = folder.parent / "state" / "stack"
+    assert not list(stack.glob("*.json"))

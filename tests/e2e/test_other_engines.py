@@ -1,0 +1,67 @@
+"""Engines that are not the plain one: two ranks, and one without its connector."""
+
+import pytest
+from engine_environment import needs_engine
+
+from resources.replicas import LocalReplicas
+from warmers.errors import EngineMismatch, NotWarm
+from warmers.fleet import require_match
+from warmers.ledger import Rows
+from warmers.proof import choose, judge, observe
+from warmers.warm import warm
+
+pytestmark = needs_engine
+
+
+@pytest.mark.fleet("tp2")
+def test_two_ranks_are_warmed_checked_and_proven(host):
+    from dataclasses import replace
+
+    fleet = host.fleet("tp2")
+    with host.replicas("tp2").warmer(fleet) as replica:
+        require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+        store, journal = host.store("tp2"), host.state.journal(fleet.namespace)
+        found = host.find_prefixes(fleet, host.prompts("tp2").read(), replica.engine)
+        plan = host.plan(fleet, found)
+        with host.lease(fleet.namespace) as fence:
+            result = warm(plan, replica, store, journal, fence, host.clock)
+            assert result.failed == ()
+            assert len(plan.tree.names) == 2 * len(plan.tree.hashes)
+            assert (store.sizes(plan.tree.names) == fleet.chunk_bytes).all()
+            lost = plan.tree.names[2 * plan.tree.paths[0][1] + 1]
+            assert "@02010201@" in lost
+            store.delete([lost])
+            broken = host.plan(fleet, found)
+            assert broken.missing_chunks == 1
+            short = judge(replace(observe(broken, [0], {}, replica, store, host.clock), fresh=True), fleet.floors)
+            assert (short.verdict, short.hit_tokens) == ("failed", fleet.engine.chunk_tokens)
+            assert warm(broken, replica, store, journal, fence, host.clock).computed_tokens == 256
+        whole = host.plan(fleet, found)
+        seen = observe(whole, choose(whole, Rows.empty())[:2], {}, replica, store, host.clock)
+        assert judge(replace(seen, fresh=True), fleet.floors).verdict == "proven"
+
+
+class WithoutConnector(LocalReplicas):
+    """Replicas whose engines were started without --kv-transfer-config."""
+
+    def _engine_argv(self, *arguments):
+        argv = super()._engine_argv(*arguments)
+        at = argv.index("--kv-transfer-config")
+        return argv[:at] + argv[at + 2 :]
+
+
+@pytest.mark.fleet("bare")
+def test_an_engine_that_stores_nothing_is_recognised(host):
+    fleet, plain = host.fleet("bare"), host.replicas("bare")
+    replicas = WithoutConnector(plain.stack, plain.settings, plain.model_directory, plain.store_url, print)
+    with replicas.warmer(fleet) as replica:
+        with pytest.raises(EngineMismatch, match="without a KV connector"):
+            require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+        found = host.find_prefixes(fleet, host.prompts("bare").read(), replica.engine)
+        plan = host.plan(fleet, found)
+        assert plan.missing_chunks
+        journal = host.state.journal(fleet.namespace)
+        with host.lease(fleet.namespace) as fence, pytest.raises(NotWarm, match="asked to store nothing"):
+            warm(plan, replica, host.store("bare"), journal, fence, host.clock)
+        seen = observe(plan, [0], {}, replica, host.store("bare"), host.clock)
+        assert judge(seen, fleet.floors).verdict == "failed"
