@@ -203,8 +203,9 @@ class LocalReplicas:
             "kv_connector_extra_config": {
                 "lmcache.mp.host": f"tcp://{HOST}",
                 "lmcache.mp.port": zmq,
-                # With the default of 10 s a daemon that restarts faster hangs vLLM (seen with lmcache 0.5.6).
-                "lmcache.mp.heartbeat_interval": 1.0,
+                # The interval is also the ping's time-out (lmcache 0.5.6). With the default of 10 s a daemon that
+                # restarts faster hangs vLLM; with 1 s a busy daemon counts as gone, and requests are recomputed.
+                "lmcache.mp.heartbeat_interval": 3.0,
             },
         }
         spec = fleet.engine

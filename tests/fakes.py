@@ -193,7 +193,7 @@ class FakeEngine:
                 self.l0.add(names[0])
             kv.append(self.l0_kv(names[0], stored))
         cached = local + external
-        self.asked += len(chunks) * CHUNK
+        self.asked += len(chunks) * CHUNK if self.connector else 0
         self.local_hit += local
         self.external += external
         self.found += found + (self.lie_found if found else 0)

@@ -1,5 +1,7 @@
 """Engines that are not the plain one: two ranks, and one without its connector."""
 
+from dataclasses import replace
+
 import pytest
 from engine_environment import needs_engine
 
@@ -15,8 +17,6 @@ pytestmark = needs_engine
 
 @pytest.mark.fleet("tp2")
 def test_two_ranks_are_warmed_checked_and_proven(host):
-    from dataclasses import replace
-
     fleet = host.fleet("tp2")
     with host.replicas("tp2").warmer(fleet) as replica:
         require_match(fleet, replica.engine.identity(), replica.daemon_identity())
@@ -64,4 +64,6 @@ def test_an_engine_that_stores_nothing_is_recognised(host):
         with host.lease(fleet.namespace) as fence, pytest.raises(NotWarm, match="asked to store nothing"):
             warm(plan, replica, host.store("bare"), journal, fence, host.clock)
         seen = observe(plan, [0], {}, replica, host.store("bare"), host.clock)
-        assert judge(seen, fleet.floors).verdict == "failed"
+        proof = judge(replace(seen, fresh=True), fleet.floors)
+        assert proof.verdict == "inconclusive"
+        assert "did not ask LMCache" in proof.reasons[0]

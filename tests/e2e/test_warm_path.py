@@ -210,12 +210,12 @@ def test_the_engine_refuses_and_is_missed_with_errors_that_say_so(replica):
         replica.engine.prefill(np.full(9000, 5, np.uint32), None)
     with closing(replace(replica.engine, model="other")) as other, pytest.raises(EngineRefused, match="serves tiny"):
         other.identity()
-    with closing(replace(replica.engine, url="http://127.0.0.1:1")) as away:
-        with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1/"):
-            away.identity()
-    with closing(replace(replica.engine, request_timeout_s=0.001)) as hung:
-        with pytest.raises(EngineUnavailable, match="ReadTimeout"):
-            hung.prefill(np.arange(10, 3000, dtype=np.uint32), "slow")
+    gone = replace(replica.engine, url="http://127.0.0.1:1")
+    with closing(gone), pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1/"):
+        gone.identity()
+    hung = replace(replica.engine, request_timeout_s=0.001)
+    with closing(hung), pytest.raises(EngineUnavailable, match="ReadTimeout"):
+        hung.prefill(np.arange(10, 3000, dtype=np.uint32), "slow")
 
 
 def test_keys_of_a_real_daemon_with_and_without_salt(host, fleet, replica, store):

@@ -71,10 +71,26 @@ def test_signals_that_disagree_are_inconclusive():
     assert "the two must agree" in proof.reasons[0]
 
 
-def test_a_connector_that_fell_back_to_recompute_fails():
+def test_a_connector_that_fell_back_to_recompute_is_inconclusive():
     plan, engine, store = scene("abcd")
     engine.connector = ""
-    assert proof_of(plan, engine, store).verdict == "failed"
+    proof = proof_of(plan, engine, store)
+    assert proof.verdict == "inconclusive"
+    assert "did not ask LMCache" in proof.reasons[0]
+
+
+def test_a_connector_that_fell_back_for_a_moment_is_asked_again():
+    plan, engine, store = scene("abcd")
+    serve, served = engine._serve, []
+
+    def fall_back_once(ids, salt):
+        served.append(salt)
+        engine.connector = "" if len(served) == 1 else "LMCacheMPConnector"
+        return serve(ids, salt)
+
+    engine._serve = fall_back_once
+    proof = proof_of(plan, engine, store)
+    assert (proof.verdict, proof.hit_tokens) == ("proven", 4 * CHUNK)
 
 
 def test_without_a_fresh_engine_there_is_no_proof():
