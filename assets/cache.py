@@ -8,7 +8,7 @@ import dagster as dg
 
 from assets.partitions import fleets
 from assets.prompts import prompt_prefixes
-from assets.reporting import OWNERS, failures, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, failures, table, telling
 from resources.documents import plan_document, proof_document, warm_document
 from resources.workspace import Workspace
 from warmers.errors import StateUnavailable
@@ -42,7 +42,14 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
     )
 
 
-@dg.asset(deps=[warm_plan], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"vllm", "valkey"})
+@dg.asset(
+    deps=[warm_plan],
+    partitions_def=fleets,
+    group_name="cache",
+    owners=OWNERS,
+    kinds={"vllm", "valkey"},
+    retry_policy=ONCE_MORE,
+)
 def warm_chunks(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.MaterializeResult[None]:

@@ -38,12 +38,10 @@ def instance_directory(workspace: Workspace) -> Path:
 
 
 def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
-    """Run a job for one fleet in this process."""
-    import warnings
-
-    warnings.filterwarnings("ignore", module="dagster")
+    """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted."""
     import dagster as dg
 
+    from assets.reporting import INTERRUPTED
     from pipelines.definitions import build_defs
 
     job = build_defs(workspace).resolve_job_def(name)
@@ -55,6 +53,9 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
             run_config=QUIET,
             tags={"warmfront/fleet": fleet, "warmfront/started-by": "cli"},
         )
+    failures = (event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure)
+    if any(data is not None and INTERRUPTED in data.metadata for data in failures):
+        raise KeyboardInterrupt
     return Finished(result.run_id, result.success, tuple(_reasons(result)))
 
 
