@@ -55,5 +55,6 @@ lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
 	$(PYTHON) deploy/make_env.py --renew deploy/control_plane/requirements.lock -e '.[local,dev]'
 	$(PYTHON) deploy/make_env.py --renew deploy/engine/requirements.lock -r deploy/engine/requirements.in
 
-clean: down ## forget the demo's state; the environments stay
+clean: ## forget the demo's state; the environments stay
+	-@$(RUN)warmfront down
 	rm -rf .warmfront deploy/local/prompts/topics

@@ -73,9 +73,10 @@ def warm_chunks(
             plan = here.plan(fleet, _prefixes(here, fleet.name))
             journal = here.state.journal(fleet.namespace)
             result = warm(plan, replica, here.store(fleet.name), journal, fence, here.clock, tell)
-        rate = result.tokens_per_s or fleet.prefill_tokens_per_s
-        document = warm_document(plan, result)
-        uri = here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
+            rate = result.tokens_per_s or fleet.prefill_tokens_per_s
+            fence.check()
+            document = warm_document(plan, result)
+            uri = here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
     return dg.MaterializeResult(
         metadata={
             "computed_tokens": result.computed_tokens,
@@ -89,11 +90,17 @@ def warm_chunks(
     )
 
 
-@dg.asset(deps=[warm_chunks], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"vllm", "valkey"})
+@dg.asset(
+    deps=[warm_chunks],
+    partitions_def=fleets,
+    group_name="cache",
+    owners=OWNERS,
+    kinds={"vllm", "valkey"},
+    retry_policy=ONCE_MORE,
+)
 def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
     """The proof: a cold replica hits the warmed chunks, by two independent counts, and answers the same."""
-    from warmers.ledger import rows_of
-    from warmers.proof import choose, judge, observe, proven_chunks
+    from warmers.proof import prove
 
     with failures():
         here = telling(workspace, context)
@@ -103,13 +110,9 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
         journal, store = here.state.journal(fleet.namespace), here.store(fleet.name)
         with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).cold(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
-            chosen = choose(plan, journal.rows())
-            seen = observe(plan, chosen, templates, replica, store, here.clock, here.on_event)
-            proof = judge(seen, fleet.floors)
-            fence.check()
-            journal.record(rows_of(plan, proven_chunks(plan, proof), proven_at=proof.at))
-        summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace}
-        uri = here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
+            proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
+            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace}
+            uri = here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
     return dg.MaterializeResult(
         metadata={
             "verdict": proof.verdict,
@@ -129,15 +132,20 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
 def every_chunk_present(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """Every chunk of every prefix is in L2 with its right size, on every rank: asked anew."""
+    """Every chunk is in L2 with its right size, on every rank: asked anew.
+
+    What a cap deferred or the engine refused is counted apart, and keeps its prefix from being proven.
+    """
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
         plan = here.plan(fleet, _prefixes(here, fleet.name))
+        warmed = here.state.document(fleet.name, "warm") or {}
+    left_out = warmed.get("deferred_chunks", 0) + warmed.get("refused_chunks", 0)
     return dg.AssetCheckResult(
-        passed=plan.missing_chunks == 0,
+        passed=plan.missing_chunks <= left_out,
         description=_missing(plan) if plan.missing_chunks else None,
-        metadata={"chunks": len(plan.tree.hashes), "missing": plan.missing_chunks},
+        metadata={"chunks": len(plan.tree.hashes), "missing": plan.missing_chunks, "left_out": left_out},
     )
 
 
@@ -208,4 +216,6 @@ def _proof(workspace: Workspace, fleet: str) -> dict[str, Any]:
 def _missing(plan: "WarmPlan") -> str:
     worst = sorted((row for row in plan.rows() if row.missing), key=lambda row: -row.missing)[:5]
     rows = ", ".join(f"{row.label} ({row.missing} of {row.chunks})" for row in worst)
-    return f"{plan.missing_chunks} chunks are missing: {rows}. Warm again; if they go missing again, L2 evicts them."
+    return (
+        f"{plan.missing_chunks} chunks are missing: {rows}. Warm again; if they go missing again, look at L2's memory."
+    )

@@ -78,10 +78,12 @@ def tokens_match_engine(
         found = here.state.prefixes(fleet.name) or PrefixSet()
         with here.replicas(fleet.name).warmer(fleet) as replica:
             wrong = mismatches(found.prefixes, prompts.by_label(), replica.engine)
+        if wrong:
+            here.state.forget(fleet.name, "prefixes")
     return dg.AssetCheckResult(
         passed=not wrong,
         description=f"The engine now renders otherwise: {', '.join(wrong)}. Its tokenizer or chat template is not "
-        "that of the model directory; correct one of them and render again."
+        "that of the model directory. Correct one of them and run again: everything is rendered anew."
         if wrong
         else None,
         metadata={"compared": min(len(found.prefixes), 32)},

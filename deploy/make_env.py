@@ -25,9 +25,11 @@ def main() -> None:
     parser.add_argument("--renew", action="store_true")
     parser.add_argument("--editable", action="store_true", help="install this project into the environment too")
     parser.add_argument("paths", nargs="+")
-    args = parser.parse_args()
+    args, requirements = parser.parse_known_args()
     if args.renew:
-        renew(Path(args.paths[0]), args.paths[1:])
+        renew(Path(args.paths[0]), [*requirements, *args.paths[1:]])
+    elif requirements or len(args.paths) != 2:
+        parser.error("give DIRECTORY and LOCK")
     else:
         make(Path(args.paths[0]), Path(args.paths[1]), editable=args.editable)
 
@@ -35,8 +37,9 @@ def main() -> None:
 def make(directory: Path, lock: Path, *, editable: bool) -> None:
     if sys.version_info[:2] < (3, 11):
         sys.exit(f"warmfront needs Python 3.11 or newer, and this is {sys.version.split()[0]}. Set PYTHON=python3.11.")
-    if not (directory / "bin" / "python").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    python = directory / "bin" / "python"
+    if not python.exists() or subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
     pins = [line for line in lock.read_text().splitlines() if line.strip() and not line.startswith("#")]
     torch = [pin for pin in pins if pin.startswith("torch==")]
     if torch and not pip(directory, *torch, may_fail=True):

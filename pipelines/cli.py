@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.exceptions import TyperException
 
 from warmers.errors import ConfigError, WarmfrontError
 
@@ -44,12 +45,14 @@ def main() -> None:
     """Entry point: errors become messages and exit codes."""
     as_json = "--json" in sys.argv
     try:
-        app(standalone_mode=True)
+        raise SystemExit(app(standalone_mode=False))
+    except TyperException as error:  # a bad argument
+        _fail(error.format_message(), 2, as_json)
     except ConfigError as error:
         _fail(str(error), 2, as_json)
     except WarmfrontError as error:
         _fail(str(error), 1, as_json)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; what was finished is recorded", 130, as_json)
 
 

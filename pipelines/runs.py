@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 INSTANCE_YAML = """\
 telemetry:
   enabled: false
+concurrency:
+  runs:
+    tag_concurrency_limits:
+      - key: dagster/partition
+        limit: 1
+        value: {applyLimitPerUniqueValue: true}
 """
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
@@ -66,7 +72,7 @@ def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:
             data = event.step_failure_data
             said = data.user_failure_data.description if data.user_failure_data else None
             message = said or (data.error.message if data.error else "failed")
-            if "blocking" not in message:
+            if data.user_failure_data or "DagsterAssetCheckFailedError" not in message:
                 reasons.append(f"{event.step_key}: {message.strip()}")
         check: Any = event.event_specific_data if event.event_type_value == "ASSET_CHECK_EVALUATION" else None
         if check is not None and not check.passed:

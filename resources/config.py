@@ -1,6 +1,8 @@
-"""warmfront.yaml: its fields, and the domain's fleets built from it. The only place for pydantic."""
+"""warmfront.yaml: its fields, and the domain's fleets built from it."""
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +22,7 @@ from warmers.errors import ConfigError
 from warmers.fleet import EngineSpec, Fleet, ProofFloors, WarmLimits
 
 DEFAULT_PATH = Path("deploy/local/warmfront.yaml")
+TEMPLATE_SUFFIXES = (".yaml", ".yml", ".json", ".txt", ".md")
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -44,7 +47,7 @@ class EngineSettings(_Section):
     block_tokens: PositiveInt = 128
     chunk_tokens: PositiveInt = 256
     max_model_len: PositiveInt = 8192
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
 
     @model_validator(mode="after")
     def _chunks_are_blocks(self) -> Self:
@@ -65,10 +68,10 @@ class ValkeySettings(_Section):
     @field_validator("url")
     @classmethod
     def _no_secret(cls, url: str | None) -> str | None:
-        if url is not None and not url.startswith("redis://"):
-            raise ValueError("give redis://host:port")
         if url is not None and "@" in url:
             raise ValueError("a URL with credentials ends up in logs: use username and password_env")
+        if url is not None and not re.fullmatch(r"redis://[^/?#]+", url):
+            raise ValueError("give redis://host:port; LMCache's adapter knows database 0 alone")
         return url
 
 
@@ -103,6 +106,7 @@ class ProofSettings(_Section):
 class LocalSettings(_Section):
     """`local`: the embedded stack, for fleets whose replicas are processes on this machine."""
 
+    directory: Path | None = Field(default=None, description="its files; None: the state, where that is a directory")
     engine_python: Path = Path(".venv-engine/bin/python")
     l1_gb: PositiveFloat = 2.0
     kv_space_gb: PositiveInt = 2
@@ -179,10 +183,23 @@ def fleet_names(path: Path) -> list[str]:
     """Fleet names for the partitions, read leniently; never none, so that a broken file can show as a failed check."""
     try:
         fleets = _read_yaml(path).get("fleets") or []
-        names = [str(fleet["name"]) for fleet in fleets if isinstance(fleet, dict) and "name" in fleet]
+        named = (str(fleet["name"]) for fleet in fleets if isinstance(fleet, dict) and "name" in fleet)
+        names = [name for name in named if re.fullmatch(DNS_LABEL, name)]
     except (ConfigError, TypeError):
         names = []
     return list(dict.fromkeys(names)) or ["unconfigured"]
+
+
+def local_directory(path: Path) -> Path:
+    """Where the embedded stack keeps its files, read leniently: it has to be stopped whatever else is wrong."""
+    raw = _read_yaml(path)
+    local = raw.get("local")
+    named = (local.get("directory") if isinstance(local, dict) else None) or raw.get("state")
+    if not isinstance(named, str) or "://" in named:
+        raise ConfigError(
+            f"reading {path}", seen="local.directory: missing, and state is no directory", do="Name a directory."
+        )
+    return Path(os.path.normpath(path.absolute().parent / Path(named).expanduser()))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -192,7 +209,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"reading {path}", seen="there is no such file", do="Write it, or name another in WARMFRONT_CONFIG."
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"reading {path}", seen=str(error), do="Correct the file.") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"reading {path}", seen="it is no mapping", do="See deploy/local/warmfront.yaml for one.")
@@ -228,7 +245,7 @@ def _anchor(settings: Settings, path: Path) -> Settings:
     fleets = []
     for fleet in settings.fleets:
         prompts = there(f"fleets.{fleet.name}.prompts.directory", fleet.prompts.directory)
-        if not any(entry.is_file() and entry.match(p) for entry in prompts.iterdir() for p in fleet.prompts.include):
+        if not template_files(prompts, fleet.prompts.include):
             raise ConfigError(
                 f"reading {path}",
                 seen=f"fleets.{fleet.name}.prompts names no template: nothing in {prompts} matches "
@@ -246,8 +263,14 @@ def _anchor(settings: Settings, path: Path) -> Settings:
         )
     state = settings.state if "://" in settings.state else os.path.normpath(base / Path(settings.state).expanduser())
     python = Path(os.path.normpath(base / settings.local.engine_python.expanduser()))
-    local = settings.local.model_copy(update={"engine_python": python})
+    local = settings.local.model_copy(update={"engine_python": python, "directory": local_directory(path)})
     return settings.model_copy(update={"state": state, "fleets": tuple(fleets), "local": local})
+
+
+def template_files(directory: Path, include: Sequence[str]) -> list[Path]:
+    """The template files at the top of a directory, sorted."""
+    entries = (path for path in sorted(directory.iterdir()) if path.suffix in TEMPLATE_SUFFIXES and path.is_file())
+    return [path for path in entries if any(path.match(pattern) for pattern in include)]
 
 
 def build_fleet(settings: FleetSettings, served_directory: Path, tokens_per_s: float | None) -> Fleet:

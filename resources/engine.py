@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 TRIES = 3
 RETRY_AFTER_S = (0.2, 1.0)
 CONNECT_TIMEOUT_S = 5.0
+ASK_TO_WAIT = (408, 425, 429, 503)
+FORGET_DEADLINE_S = 30.0
+"""vLLM keeps blocks that a connector is still storing, and says so: how long to ask again."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class HttpService:
     def client(self) -> "httpx.Client":
         import httpx
 
-        return httpx.Client(base_url=self.url, timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S))
+        return httpx.Client(
+            base_url=self.url, timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S), trust_env=False
+        )
 
     def close(self) -> None:
         """Close its connections; it may be used again."""
@@ -61,9 +66,12 @@ class HttpService:
                 raise self.unavailable(method, path, error) from error
             except httpx.HTTPError as error:
                 raise self.unavailable(method, path, error) from error
-            self.require_success(answer, method, path)
-            return answer
-        raise AssertionError("unreachable")
+            if answer.status_code in ASK_TO_WAIT and attempt + 1 < TRIES:
+                time.sleep(RETRY_AFTER_S[attempt])
+                continue
+            break
+        self.require_success(answer, method, path)
+        return answer
 
     def require_success(self, answer: "httpx.Response", method: str, path: str) -> None:
         """Raise unless the status is 2xx: 4xx are permanent, but for those that only ask to wait."""
@@ -71,7 +79,7 @@ class HttpService:
             return
         attempted = f"{method} {self.url}{path} of {self.what}"
         seen = f"HTTP {answer.status_code}: {_message(answer)}"
-        if answer.status_code >= 500 or answer.status_code in (408, 425, 429):
+        if answer.status_code >= 500 or answer.status_code in ASK_TO_WAIT:
             raise EngineUnavailable(attempted, seen=seen, do="Look at its log; try again.")
         raise EngineRefused(attempted, seen=seen, do="The request is at fault: a retry would see the same.")
 
@@ -85,7 +93,7 @@ class HttpService:
 def _message(answer: "httpx.Response") -> str:
     try:
         body = answer.json()
-        error = body.get("error", body)
+        error = body.get("error", body) if isinstance(body, dict) else body
         return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
     except ValueError:
         return answer.text[:500]
@@ -157,8 +165,14 @@ class VllmEngine:
                     if not line.startswith("data: {"):
                         continue
                     event = json.loads(line[6:])
+                    if "error" in event:
+                        raise EngineUnavailable(
+                            f"POST {self.url}/v1/completions, streaming",
+                            seen=str(event["error"])[:500],
+                            do="Look at the engine's log; try again.",
+                        )
                     usage = event.get("usage") or usage
-                    for choice in event["choices"]:
+                    for choice in event.get("choices", ()):
                         output += choice.get("token_ids") or ()
                     if output and not first:
                         first = time.perf_counter() - started
@@ -204,8 +218,16 @@ class VllmEngine:
         return config if isinstance(config, dict) else {}
 
     def forget(self) -> None:
-        """POST /reset_prefix_cache: drop L0. Development mode only."""
-        self.http.call("POST", "/reset_prefix_cache")
+        """POST /reset_prefix_cache until it says that L0 is empty. Development mode only."""
+        deadline = time.monotonic() + FORGET_DEADLINE_S
+        while not self.http.json("POST", "/reset_prefix_cache").get("success"):
+            if time.monotonic() > deadline:
+                raise EngineUnavailable(
+                    f"POST {self.url}/reset_prefix_cache",
+                    seen=f"after {FORGET_DEADLINE_S:g} s blocks are still in use",
+                    do="Let no other request run on this engine; it is the warmer, outside the fleet's Service.",
+                )
+            time.sleep(RETRY_AFTER_S[0])
 
     def healthy(self) -> bool:
         """Whether /health answers."""

@@ -69,8 +69,11 @@ class _Held:
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
         current, version = self._read()
         mine = claim(current, holder, self.clock.now(), self.ttl_s)
-        if mine is None or not self._write(mine, version):
-            current, _ = self._read()
+        if mine is not None and self._write(mine, version):
+            self.record = mine
+            return
+        current, _ = self._read()
+        if mine is None or current != mine:  # equal: our write arrived, and only its answer was lost
             seen = "another run was faster"
             if current is not None:
                 seen = f"{current.holder} holds it for {max(0.0, current.expires_at - self.clock.now()):.0f} s more"

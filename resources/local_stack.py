@@ -106,6 +106,6 @@ def _answers(url: str) -> bool:
     import httpx
 
     try:
-        return httpx.get(url, timeout=5.0).is_success
+        return httpx.get(url, timeout=5.0, trust_env=False).is_success
     except httpx.HTTPError:
         return False

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from warmers.errors import ConfigError, TemplateError
 from warmers.fleet import KVShape, Model
 from warmers.prefixes import Messages, RenderOptions
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "special_tokens_map.json")
 TOKENIZER_CONFIG = "tokenizer_config.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 CHAT_TEMPLATE = "chat_template.jinja"
 READS_CLOCK = re.compile(r"strftime_now|\bnow\s*\(|\butcnow\b|\btoday\s*\(")
 CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
@@ -41,15 +43,18 @@ def read_model(directory: Path, served_name: str, served_directory: Path) -> Mod
         raise ConfigError(
             f"reading model {directory}", seen=f"config.json has no {missing}", do="Only decoder models are known."
         ) from None
-    tokenizer = [directory / name for name in (*TOKENIZER_FILES, TOKENIZER_CONFIG)]
+    # Everything that is neither weights nor their config may shape token ids: tokenizer, added tokens, templates.
+    others = (path for path in sorted(directory.iterdir()) if path.is_file() and not path.name.endswith(WEIGHTS))
+    tokenizer = [path for path in others if path.name != "config.json" and path.stat().st_size]
     digest = digest_files([directory / "config.json", *weights])
     return Model(
         served_name=served_name,
         path=str(served_directory / digest[:16]),
         weights_digest=digest,
-        tokenizer_digest=digest_files(path for path in tokenizer if path.exists()),
+        tokenizer_digest=digest_files(tokenizer),
         shape=shape,
         chat_template=read_chat_template(directory),
+        special_tokens=read_special_tokens(directory),
     )
 
 
@@ -59,9 +64,17 @@ def digest_files(paths: Iterable[Path]) -> str:
 
     whole = blake3()
     for path in paths:
-        content = blake3(max_threads=blake3.AUTO).update_mmap(path).digest()
-        whole.update(path.name.encode() + b"\0" + content)
+        stat = path.stat()
+        whole.update(path.name.encode() + b"\0" + _digest_file(path, stat.st_size, stat.st_mtime_ns, stat.st_ino))
     return whole.hexdigest()
+
+
+@lru_cache(maxsize=1024)
+def _digest_file(path: Path, size: int, mtime_ns: int, inode: int) -> bytes:
+    """Read once a process, as long as the file stays as it is."""
+    from blake3 import blake3
+
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).digest() if size else b""
 
 
 def read_chat_template(directory: Path) -> str | None:
@@ -71,18 +84,37 @@ def read_chat_template(directory: Path) -> str | None:
         return own.read_text()
     config = directory / TOKENIZER_CONFIG
     template = _json(config).get("chat_template") if config.exists() else None
+    if isinstance(template, list):  # several by name; which of them serves a request is the engine's to choose
+        named = {str(entry.get("name")): str(entry.get("template")) for entry in template}
+        if any(READS_CLOCK.search(text) for text in named.values()):
+            raise ConfigError(
+                f"reading model {directory}",
+                seen=f"one of its chat templates ({', '.join(named)}) reads the clock",
+                do="Put the one that is served into chat_template.jinja, so that its shared start can be found.",
+            )
+        return named.get("default")
     return template if isinstance(template, str) else None
+
+
+def read_special_tokens(directory: Path) -> dict[str, str]:
+    """Special tokens by name, as chat templates use them."""
+    config = directory / TOKENIZER_CONFIG
+    raw = _json(config) if config.exists() else {}
+    found = {name: raw.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: value for name, value in texts.items() if isinstance(value, str)}
 
 
 def clock_texts(model: Model, messages: Messages, options: RenderOptions) -> tuple[str, str] | None:
     """One request rendered by the chat template at two clock times; None where the template reads no clock."""
     if model.chat_template is None or not READS_CLOCK.search(model.chat_template):
         return None
-    first, second = (_render_chat(model.chat_template, messages, options, clock) for clock in CLOCKS)
+    first, second = (render_chat(model, messages, options, clock) for clock in CLOCKS)
     return None if first == second else (first, second)
 
 
-def _render_chat(template: str, messages: Messages, options: RenderOptions, clock: datetime) -> str:
+def render_chat(model: Model, messages: Messages, options: RenderOptions, clock: datetime) -> str:
+    """A chat request as text, by the model's chat template at a clock time of ours."""
     from jinja2 import TemplateError as JinjaError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -97,11 +129,10 @@ def _render_chat(template: str, messages: Messages, options: RenderOptions, cloc
         "strftime_now": clock.strftime,
         "now": lambda *_: clock,
         "raise_exception": refuse,
-        "bos_token": "",
-        "eos_token": "",
+        **model.special_tokens,
     }
     try:
-        return environment.from_string(template).render(
+        return environment.from_string(model.chat_template or "").render(
             messages=messages,
             tools=options.tools,
             add_generation_prompt=True,

@@ -60,6 +60,16 @@ class Processes:
         finally:
             os.close(handle)
 
+    @contextmanager
+    def in_use(self) -> Iterator["InUse"]:
+        """Say that a process here is in use; who wants to replace it waits for the block to end."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.directory / ".in-use", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            yield InUse(handle)
+        finally:
+            os.close(handle)
+
     def log(self, name: str) -> Path:
         """Where its output goes."""
         return self.directory / f"{name}.log"
@@ -152,6 +162,30 @@ class Processes:
             Path(segment).unlink(missing_ok=True)
         (self.directory / f"{name}.json").unlink(missing_ok=True)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """A lock that many share who use, and one holds who replaces."""
+
+    handle: int
+
+    def share(self) -> None:
+        """Use; waits while somebody replaces."""
+        fcntl.flock(self.handle, fcntl.LOCK_SH)
+
+    def alone(self, on_event: OnEvent) -> None:
+        """Replace; waits, and says so, while others use."""
+        told = 0.0
+        while True:
+            try:
+                fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() - told > PROGRESS_EVERY_S * 2:
+                    on_event("waiting for another run to finish with the engine")
+                    told = time.monotonic()
+                time.sleep(POLL_S)
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ The format is described in the README. What the renderings have in common is the
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,11 +15,11 @@ from uuid import UUID
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from resources.config import template_files
 from warmers.errors import TemplateError
 from warmers.keys import check_salt
 from warmers.prefixes import Failed, RenderOptions, Template
 
-SUFFIXES = (".yaml", ".yml", ".json", ".txt", ".md")
 CONTEXT = "context"
 CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
 IDS = (str(UUID(int=0x1C9E6679_7425_40DE_944B_E07FC1F90AE7)), str(UUID(int=0x9B2D7F00_1A3C_4E5F_8899_AABBCCDDEEFF)))
@@ -33,13 +33,14 @@ TEXTS = (
     "数据在哪里?",
     "",
 )
-MADE_UP: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("timestamp", "datetime", "now", "clock"), tuple(c.isoformat() for c in CLOCKS)),
-    (("date", "today", "day"), tuple(c.strftime("%A, %d %B %Y") for c in CLOCKS)),
-    (("time",), tuple(c.strftime("%H:%M:%S") for c in CLOCKS)),
-    (("uuid", "_id", "request", "session", "trace"), IDS),
-    (("user_name", "username", "customer", "name"), NAMES),
+MADE_UP: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (frozenset({"timestamp", "datetime", "now", "clock"}), tuple(c.isoformat() for c in CLOCKS)),
+    (frozenset({"date", "today", "day"}), tuple(c.strftime("%A, %d %B %Y") for c in CLOCKS)),
+    (frozenset({"time"}), tuple(c.strftime("%H:%M:%S") for c in CLOCKS)),
+    (frozenset({"uuid", "id", "request", "session", "trace"}), IDS),
+    (frozenset({"username", "customer", "name"}), NAMES),
 )
+"""Values by a word of the placeholder's name; any other gets user texts."""
 
 
 class _Context(BaseModel):
@@ -131,7 +132,7 @@ class DirectoryPrompts:
         templates: list[Template] = []
         failed: list[Failed] = []
         seen: dict[str, Path] = {}
-        for path in self._files():
+        for path in template_files(self.directory, self.include):
             try:
                 content = read_template(path)
                 if content.name in seen:
@@ -143,11 +144,6 @@ class DirectoryPrompts:
                 failed.append(Failed(path.name, str(error)))
         return Prompts(tuple(templates), tuple(failed))
 
-    def _files(self) -> Iterable[Path]:
-        for path in sorted(self.directory.iterdir()):
-            if path.suffix in SUFFIXES and path.is_file() and any(path.match(p) for p in self.include):
-                yield path
-
 
 def read_template(path: Path) -> _File:
     """Parse one file. Raises TemplateError naming file and field."""
@@ -155,8 +151,9 @@ def read_template(path: Path) -> _File:
     if not text.strip():
         raise _refused(path, "it is empty", "Write a template into it, or remove it.")
     if path.suffix in (".txt", ".md"):
-        system = "{% raw %}" + text + "{% endraw %}"
-        return _File(name=path.stem, messages=({"role": "system", "content": system},))
+        # One expression that yields the text, so that braces in it stay text.
+        system = {"role": "system", "content": "{{ " + json.dumps(text) + " }}"}
+        return _File(name=path.stem, messages=(system,))
     try:
         raw = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
@@ -213,13 +210,34 @@ class _Probe:
     clock: datetime = CLOCKS[0]
 
 
-class _MadeUp(str):
-    """A made-up value that also stands for an object: `{{ user.name }}` shows the value itself."""
+@dataclass(frozen=True, slots=True)
+class _MadeUp:
+    """A made-up value that also stands for an object or a list: `{{ user.name }}` shows the value itself."""
+
+    value: str
+
+    def __str__(self) -> str:
+        return self.value
 
     def __getattr__(self, name: str) -> "_MadeUp":
         if name.startswith("__"):
             raise AttributeError(name)
         return self
+
+    def __getitem__(self, key: object) -> "_MadeUp":
+        return self
+
+    def __iter__(self) -> Iterator["_MadeUp"]:
+        yield self
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __add__(self, other: object) -> str:
+        return f"{self}{other}"
+
+    def __radd__(self, other: object) -> str:
+        return f"{other}{self}"
 
 
 def _probes(
@@ -232,23 +250,22 @@ def _probes(
     for message in messages:
         names |= meta.find_undeclared_variables(_parse(message["content"], path))
     names -= {"strftime_now"}
-    for number in range(len(TEXTS)):
-        values = {name: _value(name, content.probes.get(name), number) for name in sorted(names)}
+    given = {name: value if isinstance(value, list) else [value] for name, value in content.probes.items()}
+    for number in range(max([len(TEXTS), *(len(values) + 1 for values in given.values())])):
+        values = {name: _value(name, given.get(name, []), number) for name in sorted(names)}
         if context is not None and CONTEXT in names:
             values[CONTEXT] = text
         yield _Probe(values, CLOCKS[number % 2])
 
 
-def _value(name: str, given: Any, number: int) -> Any:
-    if isinstance(given, list) and given:
-        return given[number % len(given)]
-    if given is not None:
-        return given
-    lowered = name.lower()
-    for words, values in MADE_UP:
-        if any(word in lowered for word in words):
-            return _MadeUp(values[number % len(values)])
-    return _MadeUp(TEXTS[number])
+def _value(name: str, given: Sequence[Any], number: int) -> Any:
+    """The probes in turn, and a made-up value among them: a placeholder ends the prefix, whatever its probes."""
+    turn = number % (len(given) + 1) if given else 0
+    if turn < len(given):
+        return given[turn]
+    words = set(name.lower().split("_"))
+    made_up = next((values for known, values in MADE_UP if words & known), TEXTS)
+    return _MadeUp(made_up[number % len(made_up)])
 
 
 def _fill(messages: Sequence[Mapping[str, Any]], path: Path, probe: _Probe) -> tuple[Mapping[str, Any], ...]:

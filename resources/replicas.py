@@ -93,30 +93,46 @@ class LocalReplicas:
 
     @contextmanager
     def warmer(self, fleet: Fleet) -> Iterator[HttpReplica]:
-        """The running replica, else a new one; left running."""
-        with self.processes.locked():
-            url = self._store()
-            replica = self._attach(fleet, url) or self._start(fleet, url)
-        with closing(replica):
+        """The running replica, else a new one; left running. Nobody replaces it while the block lasts."""
+        with self._hold(fleet, fresh=False) as replica:
             yield replica
 
     @contextmanager
     def cold(self, fleet: Fleet) -> Iterator[HttpReplica]:
         """A replica that has served nothing yet: the running one if that is so, else a new one; left running."""
-        with self.processes.locked():
-            url = self._store()
-            replica = self._attach(fleet, url)
-            if replica is None or not replica.fresh:
+        with self._hold(fleet, fresh=True) as replica:
+            yield replica
+
+    @contextmanager
+    def _hold(self, fleet: Fleet, *, fresh: bool) -> Iterator[HttpReplica]:
+        self._require_engine()
+        with self.processes.in_use() as use:
+            use.share()
+            with self.processes.locked():
+                url = self._store()
+                replica = self._attach(fleet, url)
+            if replica is None or (fresh and not replica.fresh):
                 if replica is not None:
                     replica.close()
-                self.on_event("starting a fresh engine and daemon")
-                replica = self._start(fleet, url)
-        with closing(replica):
-            yield replica
+                use.alone(self.on_event)
+                with self.processes.locked():
+                    replica = self._start(fleet, url)
+                use.share()
+            with closing(replica):
+                yield replica
 
     def running(self, fleet: Fleet) -> HttpReplica | None:
         """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
         return self._attach(fleet, self.store_url or self.stack.valkey_url())
+
+    def _require_engine(self) -> None:
+        """Raise ConfigError before anything is started."""
+        python = self.settings.engine_python
+        for program in (python, python.with_name("lmcache")):
+            if not program.exists():
+                raise ConfigError(
+                    "starting an engine", seen=f"there is no {program}", do="Run make, or set local.engine_python."
+                )
 
     def _store(self) -> str:
         return self.store_url or self.stack.ensure()
@@ -132,7 +148,8 @@ class LocalReplicas:
         return replace(replica, fresh=replica.counters().untouched)
 
     def _spec(self, fleet: Fleet, store: str) -> str:
-        shaping = [fleet.namespace, fleet.model.served_name, fleet.ttl_s, fleet.engine.max_model_len]
+        model = [fleet.model.served_name, fleet.model.tokenizer_digest]
+        shaping = [fleet.namespace, *model, fleet.ttl_s, fleet.engine.max_model_len]
         whole = json.dumps([*shaping, self.settings.model_dump(mode="json"), store])
         return sha256(whole.encode()).hexdigest()[:16]
 
@@ -142,11 +159,6 @@ class LocalReplicas:
 
     def _start(self, fleet: Fleet, store: str) -> HttpReplica:
         """Start daemon and engine together and wait for both."""
-        python = self.settings.engine_python
-        if not python.exists():
-            raise ConfigError(
-                "starting an engine", seen=f"there is no {python}", do="Run make, or set local.engine_python."
-            )
         for name in ("engine", "daemon"):
             self.processes.stop(name)
         self._link_model(fleet)

@@ -173,7 +173,11 @@ class S3Objects:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             self._call("put_object", path, Body=content, **condition)
-        except (FileExistsError, FileNotFoundError):
+        except FileExistsError:
+            return False
+        except FileNotFoundError as error:
+            if version is None:  # no such bucket; with a version the object is gone, which is another version
+                raise _unavailable("put_object", f"s3://{self.root}/{path}", error) from error
             return False
         return True
 
@@ -267,6 +271,10 @@ class StateStore:
             return None
         found = self.objects.read(pointer["path"])
         return _prefixes_from_parquet(found[0]) if found else None
+
+    def forget(self, fleet: str, kind: str) -> None:
+        """Drop the fleet's pointer of a kind."""
+        self.objects.delete(f"fleets/{fleet}/{kind}.json")
 
     def journal(self, namespace: str) -> "LedgerFiles":
         """The ledger of a namespace."""

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resources.config import FleetSettings, Settings, build_fleet, config_path, load_settings
+from resources.config import FleetSettings, Settings, build_fleet, config_path, load_settings, local_directory
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -79,14 +79,7 @@ class Workspace:
     @property
     def local_directory(self) -> Path:
         """Where things live that need a disk of this machine: the local stack, links to models."""
-        state = self.settings.state
-        if "://" in state:
-            raise ConfigError(
-                f"finding a local directory for {self.path}",
-                seen=f"state is {state}",
-                do="The embedded stack needs its state in a directory.",
-            )
-        return Path(state)
+        return local_directory(self.path)
 
     @cached_property
     def stack(self) -> "LocalStack":
@@ -139,7 +132,7 @@ class Workspace:
 
         known = self.state.prefixes(fleet.name)
         by_digest = {prefix.digest: prefix for prefix in known.found} if known else {}
-        shaping = f"{fleet.model.tokenizer_digest} {fleet.model.chat_template} {fleet.engine.chunk_tokens}"
+        shaping = f"{fleet.model.tokenizer_digest} {fleet.engine.vllm} {fleet.engine.chunk_tokens}"
         return find_prefixes(
             prompts.templates,
             engine,

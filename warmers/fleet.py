@@ -38,6 +38,7 @@ class Model:
     tokenizer_digest: str
     shape: KVShape
     chat_template: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class EngineSpec:
     def kv_dtype_bytes(self) -> int:
         """Bytes of one number in the KV cache."""
         name = self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
-        return DTYPE_BYTES["fp8" if name.startswith("fp8") else name]
+        return DTYPE_BYTES[name.partition("_")[0]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from warmers.presence import Presence
 class ChunkTree:
     """Every distinct chunk of a set of prefixes, parents before children.
 
-    `hashes` [chunk, 32]; `salts`, `owner` (the first prefix that has it) and `parent` (-1: root) run along;
+    `hashes` [chunk, 32]; `salts` and `owner` (the first prefix that has it) run along;
     `paths[p]` are the chunks of prefix p from its start.
     """
 
@@ -30,7 +30,6 @@ class ChunkTree:
     hashes: Hashes
     salts: tuple[str, ...]
     owner: NDArray[np.int32]
-    parent: NDArray[np.int32]
     paths: tuple[NDArray[np.int32], ...]
 
     @cached_property
@@ -50,7 +49,6 @@ def grow_tree(prefixes: Sequence[Prefix], layout: KeyLayout) -> ChunkTree:
     """The distinct chunks of `prefixes`; equal token ids under two salts are two chunks."""
     index: dict[tuple[str, bytes], int] = {}
     owner: list[int] = []
-    parent: list[int] = []
     paths = []
     for number, prefix in enumerate(prefixes):
         path: list[int] = []
@@ -59,12 +57,11 @@ def grow_tree(prefixes: Sequence[Prefix], layout: KeyLayout) -> ChunkTree:
             chunk = index.setdefault(key, len(index))
             if chunk == len(owner):
                 owner.append(number)
-                parent.append(path[-1] if path else -1)
             path.append(chunk)
         paths.append(np.array(path, np.int32))
     hashes = np.frombuffer(b"".join(digest for _, digest in index), np.uint8).reshape(-1, 32)
     salts = tuple(salt for salt, _ in index)
-    return ChunkTree(layout, hashes, salts, np.array(owner, np.int32), np.array(parent, np.int32), tuple(paths))
+    return ChunkTree(layout, hashes, salts, np.array(owner, np.int32), tuple(paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +206,11 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _cap(plan: WarmPlan, chunks: int) -> WarmPlan:
     """Keep the first steps that fit into `chunks`, the last of them cut short at a chunk."""
     kept: list[Step] = []
+    room = chunks
     for step in plan.steps:
-        room = chunks - sum(s.chunks for s in kept)
         if room <= 0:
             break
         kept.append(step if step.chunks <= room else replace(step, end=step.start + room))
-    total = sum(step.chunks for step in plan.steps)
-    return replace(plan, steps=tuple(kept), deferred_chunks=total - sum(s.chunks for s in kept))
+        room -= kept[-1].chunks
+    left = sum(step.chunks for step in plan.steps) - (chunks - room)
+    return replace(plan, steps=tuple(kept), deferred_chunks=left)

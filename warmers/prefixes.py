@@ -7,6 +7,7 @@ does not belong here (`resources/prompts.py`).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ Messages = Sequence[Mapping[str, Any]]
 
 MAX_SHOWN = 80
 """Characters of a varying line that are kept for people to read."""
+ROOM_TOKENS = 32
+"""What a question and an answer take in the model's context at the least."""
 LOST_CHARS = 200
 """Unchanging text behind a variation, about fifty tokens, from which on it is worth a warning."""
 
@@ -202,8 +205,7 @@ def varying_lines(renderings: Sequence[Messages]) -> tuple[Variation, ...]:
             if len(set(row)) == 1:
                 constant += len(row[0]) + 1
                 continue
-            values = tuple(value[:MAX_SHOWN] for value in list(dict.fromkeys(row))[:2])
-            found.insert(0, Variation(f"{where}, line {number}", values, constant))
+            found.insert(0, Variation(f"{where}, line {number}", _shown(row), constant))
     return tuple(found)
 
 
@@ -234,7 +236,14 @@ def find_prefix(
     starts = list(rendered)
     texts = clock_texts(distinct[0], template.options) if clock_texts else None
     if texts is not None:
-        starts += [engine.tokenize(text) for text in texts]
+        local = [engine.tokenize(text) for text in texts]
+        if common_start([rendered[0], local[0]]) < common_start(local):
+            raise TemplateError(
+                f"finding where the chat template reads the clock, for {template.label!r}",
+                seen="rendered here, a request has other token ids than the engine gives it, before any clock",
+                do="Correct the model directory (special tokens, chat template), or take the clock out of it.",
+            )
+        starts += local
         line, values = _first_difference(*texts)
         lost = sum(len(str(message.get("content") or "")) for message in distinct[0][:-1])
         variations.insert(0, Variation(f"the chat template's clock, rendered line {line}", values, lost))
@@ -265,9 +274,18 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
 
 
 def _first_difference(one: str, two: str) -> tuple[int, tuple[str, str]]:
-    rows = zip(one.split("\n"), two.split("\n"), strict=False)
+    rows = zip_longest(one.split("\n"), two.split("\n"), fillvalue="")
     number, row = next((n, row) for n, row in enumerate(rows, 1) if row[0] != row[1])
-    return number, (row[0][:MAX_SHOWN], row[1][:MAX_SHOWN])
+    first, second = _shown(row)
+    return number, (first, second)
+
+
+def _shown(row: Sequence[str]) -> tuple[str, ...]:
+    """Two differing values of a line, cut to a window around their first difference."""
+    one, two = list(dict.fromkeys(row))[:2]
+    at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    start = max(0, at - MAX_SHOWN // 2)
+    return tuple(("…" if start else "") + value[start : start + MAX_SHOWN] for value in (one, two))
 
 
 def find_prefixes(
@@ -302,10 +320,11 @@ def find_prefixes(
 
 
 def _require_fit(prefix: Prefix, max_model_len: int) -> None:
-    if len(prefix.rendered) > max_model_len:
+    if len(prefix.rendered) + ROOM_TOKENS > max_model_len:
         raise TemplateError(
             f"rendering template {prefix.label!r}",
-            seen=f"{len(prefix.rendered):,} tokens, and the model's context is {max_model_len:,}",
+            seen=f"{len(prefix.rendered):,} tokens leave no room for an answer: the model's context is "
+            f"{max_model_len:,}",
             do="Shorten the template or its context.",
         )
 

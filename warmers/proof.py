@@ -4,7 +4,7 @@
 `warmers/presence.py`.
 
 For each prefix, in this order: L2 samples, each after L0 and L1 were dropped; the same request again (an
-L0 hit of the loaded KV); a cold control, the same tokens under a one-off salt; the control again (an L0 hit
+L0 hit of the loaded KV); a cold control, the same tokens under a salt of its own; the control again (an L0 hit
 of KV that this engine computed itself); and a chat request, for the token ids that users' requests get.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
-from uuid import uuid4
 
 import numpy as np
 
-from warmers.errors import EngineUnavailable
+from warmers.errors import EngineUnavailable, PermanentError
 from warmers.fleet import ProofFloors
 from warmers.keys import KeyLayout, TokenIds, chunk_keys
-from warmers.ledger import Rows
+from warmers.lease import Fence
+from warmers.ledger import Journal, Rows, rows_of
 from warmers.plan import WarmPlan
 from warmers.prefixes import Prefix, Template
 from warmers.presence import KVStore
@@ -30,12 +30,16 @@ Verdict = Literal["proven", "failed", "inconclusive"]
 QUESTION_TOKENS = 16
 """Tokens behind the warmed chunks in a sample, computed each time: short, so that TTFT is the prefix's."""
 SETTLE_S = 5.0
-"""How long counters may lag behind an answer."""
+"""How long vLLM's counters may lag behind an answer."""
+LOOKUP_SETTLE_S = 1.0
+"""How long LMCache's may lag behind those; it counts in a thread of its own."""
 POLL_S = 0.02
 TRIES = 3
 """For a sample in which LMCache was not asked: vLLM's connector takes a daemon that is slow to answer one ping for
 gone, and recomputes for a moment. Such a sample says nothing of L2."""
-CLEANUP_S = 15.0
+CONTROL = "warmfront-control-"
+"""Salt of the cold controls, by number: the next proof finds and deletes what a killed one left."""
+CLEANUP_S = 5.0
 """How long the control's chunks may take to appear in L2, where they are deleted."""
 
 
@@ -67,6 +71,15 @@ class PrefixObservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Unproven:
+    """A prefix that was not observed to its end, and why."""
+
+    label: str
+    reason: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Observations:
     """One visit to a cold replica."""
 
@@ -76,6 +89,7 @@ class Observations:
     fresh: bool
     """The first sample was the first request of a newly started engine and daemon."""
     prefixes: tuple[PrefixObservation, ...]
+    unproven: tuple[Unproven, ...]
     at: float
 
 
@@ -149,16 +163,20 @@ class Proof:
 
 
 def choose(plan: WarmPlan, ledger: Rows) -> list[int]:
-    """Prefixes to prove in this run: never proven before proven long ago, then heavy, then long ones."""
-    proven = dict(zip(ledger.chunk_ids(), ledger.proven_at.tolist(), strict=True))
+    """Prefixes to prove in this run, of those that are whole in L2.
+
+    Never proven since they were warmed before proven long ago, then heavy, then long ones.
+    """
+    current = np.where(ledger.proven_at >= ledger.warmed_at, ledger.proven_at, 0.0)
+    proven = dict(zip(ledger.chunk_ids(), current.tolist(), strict=True))
 
     def rank(number: int) -> tuple[float, float, int]:
-        last = plan.tree.paths[number][-1]
-        key = (plan.tree.salts[last], plan.tree.hashes[last].tobytes().hex())
-        return proven.get(key, 0.0), -plan.prefixes[number].weight, -plan.prefixes[number].shared
+        keys = ((plan.tree.salts[c], plan.tree.hashes[c].tobytes().hex()) for c in plan.tree.paths[number])
+        oldest = min(proven.get(key, 0.0) for key in keys)
+        return oldest, -plan.prefixes[number].weight, -plan.prefixes[number].shared
 
-    candidates = [n for n, path in enumerate(plan.tree.paths) if len(path) and plan.twin_of(n) is None]
-    return sorted(candidates, key=rank)[: plan.fleet.floors.max_prefixes]
+    whole = [n for n, path in enumerate(plan.tree.paths) if len(path) and not plan.missing_of(n)]
+    return sorted((n for n in whole if plan.twin_of(n) is None), key=rank)[: plan.fleet.floors.max_prefixes]
 
 
 def observe(
@@ -172,31 +190,39 @@ def observe(
 ) -> Observations:
     """Take samples and controls of the chosen prefixes on a cold replica; the controls' keys are deleted.
 
-    Raises EngineUnavailable when counters do not settle after an answer.
+    A prefix that the engine refuses is reported and harms no other. Raises EngineUnavailable when the engine goes
+    away, or its counters do not settle after an answer.
     """
     fresh = replica.fresh and replica.counters().untouched
     visit = _Visit(plan, replica, store, clock, virgin=fresh)
-    try:
-        seen = []
-        for number in chosen:
-            prefix = plan.prefixes[number]
+    seen, unproven = [], []
+    for number in chosen:
+        prefix = plan.prefixes[number]
+        try:
             seen.append(visit.prefix(prefix, templates.get(prefix.label)))
-            on_event(f"{prefix.label}: observed")
-    finally:
-        visit.delete_controls()
+        except PermanentError as error:
+            unproven.append(Unproven(prefix.label, str(error), "failed"))
+        finally:
+            visit.delete_controls()
+        on_event(f"{prefix.label}: observed")
+    for number, prefix in enumerate(plan.prefixes):
+        if missing := plan.missing_of(number):
+            reason = f"{missing} of its {prefix.chunks} chunks are not in L2; warm again"
+            unproven.append(Unproven(prefix.label, reason, "inconclusive"))
     return Observations(
         fleet=plan.fleet.name,
         namespace=plan.fleet.namespace,
         dtype=plan.fleet.engine.dtype,
         fresh=fresh,
         prefixes=tuple(seen),
+        unproven=tuple(unproven),
         at=clock.now(),
     )
 
 
 @dataclass(slots=True)
 class _Visit:
-    """One stay on a replica: what it was asked, and which control keys it left behind."""
+    """One stay on a replica: whether it has been asked anything yet, and the control keys not yet deleted."""
 
     plan: WarmPlan
     replica: Replica
@@ -208,25 +234,22 @@ class _Visit:
     def prefix(self, prefix: Prefix, template: Template | None) -> PrefixObservation:
         floors, ids = self.plan.fleet.floors, sample_ids(prefix)
         salt = prefix.salt or None
-        hits = [self.cold_sample(ids, salt) for _ in range(floors.samples)]
-        reload = self.replica.generate(ids, max_tokens=floors.output_tokens, salt=salt)
-        controls = []
-        for _ in range(floors.controls):
-            one_off = f"wf-control-{uuid4().hex}"
-            self.controls += self.keys(ids, one_off)
-            controls.append(self.sample(ids, one_off))
-        control_reload = self.replica.generate(ids, max_tokens=floors.output_tokens, salt=one_off)
+        hits = tuple(self.cold_sample(ids, salt) for _ in range(floors.samples))
+        reload = self.sample(ids, salt).answer
+        controls = tuple(self.control(ids, f"{CONTROL}{number}") for number in range(floors.controls))
+        last = f"{CONTROL}{floors.controls - 1}"
         return PrefixObservation(
             label=prefix.label,
             expected_tokens=prefix.full_tokens,
-            hits=tuple(hits),
+            hits=hits,
             reload=reload,
-            controls=tuple(controls),
-            control_reload=control_reload,
-            chat_tokens_equal=self.chat_equals(prefix, template, one_off),
+            controls=controls,
+            control_reload=self.sample(ids, last).answer,
+            chat_tokens_equal=self.chat_equals(prefix, template, last),
         )
 
     def cold_sample(self, ids: TokenIds, salt: str | None) -> Sample:
+        """One that finds neither L0 nor L1."""
         for _ in range(TRIES):
             if not self.virgin:
                 self.replica.forget()
@@ -236,19 +259,32 @@ class _Visit:
                 break
         return sample
 
+    def control(self, ids: TokenIds, salt: str) -> Sample:
+        """The same tokens under a salt that nothing is stored under, also if an earlier proof was killed here."""
+        keys = self.keys(ids, salt)
+        self.store.delete(keys)
+        self.replica.forget()
+        self.controls += keys
+        return self.sample(ids, salt)
+
     def sample(self, ids: TokenIds, salt: str | None) -> Sample:
+        """One request, and what was counted for it once both counts have settled."""
+        floors = self.plan.fleet.floors
         before = self.replica.counters()
-        answer = self.replica.generate(ids, max_tokens=self.plan.fleet.floors.output_tokens, salt=salt)
+        answer = self.replica.generate(ids, max_tokens=floors.output_tokens, salt=salt)
+        looked_up = len(ids) // self.plan.fleet.engine.chunk_tokens * self.plan.fleet.engine.chunk_tokens
         deadline = self.clock.now() + SETTLE_S
+        lookup_deadline = self.clock.now() + LOOKUP_SETTLE_S
         while True:
-            counted = self.replica.counters() - before
-            if counted.computed + counted.local_hit + counted.external >= answer.prompt_tokens:
+            counted, now = self.replica.counters() - before, self.clock.now()
+            by_vllm = counted.computed + counted.local_hit + counted.external
+            if by_vllm >= answer.prompt_tokens and (counted.asked >= looked_up or now > lookup_deadline):
                 return Sample(answer, counted)
-            if self.clock.now() > deadline:
+            if now > deadline:
                 raise EngineUnavailable(
                     f"proving fleet {self.plan.fleet.name!r}",
                     seen=f"vLLM answered {answer.prompt_tokens} prompt tokens, and {SETTLE_S:g} s later its metrics "
-                    f"count {counted.computed + counted.local_hit + counted.external}",
+                    f"count {by_vllm}",
                     do="Look at /metrics of the engine; prove again.",
                 )
             self.clock.sleep(POLL_S)
@@ -270,9 +306,10 @@ class _Visit:
         """Delete the controls' chunks once LMCache has written them; what comes later still has the TTL."""
         deadline = self.clock.now() + CLEANUP_S
         while self.controls and (self.store.sizes(self.controls) < 0).any() and self.clock.now() < deadline:
-            self.clock.sleep(POLL_S * 5)
+            self.clock.sleep(POLL_S)
         if self.controls:
             self.store.delete(self.controls)
+            self.controls.clear()
 
 
 def sample_ids(prefix: Prefix) -> TokenIds:
@@ -285,9 +322,10 @@ def sample_ids(prefix: Prefix) -> TokenIds:
 def judge(observations: Observations, floors: ProofFloors) -> Proof:
     """Decide: *failed* when anything contradicts the promise, *inconclusive* when it could not be seen."""
     prefixes = tuple(_judge_prefix(seen, observations.dtype, floors) for seen in observations.prefixes)
-    reasons = [f"{p.label}: {p.reason}" for p in prefixes if p.verdict != "proven"]
+    judged: list[PrefixProof | Unproven] = [*prefixes, *observations.unproven]
+    reasons = [f"{p.label}: {p.reason}" for p in judged if p.verdict != "proven"]
     verdict: Verdict = "proven"
-    if any(p.verdict == "failed" for p in prefixes):
+    if any(p.verdict == "failed" for p in judged):
         verdict = "failed"
     elif reasons:
         verdict = "inconclusive"
@@ -324,6 +362,11 @@ def _judge_prefix(seen: PrefixObservation, dtype: str, floors: ProofFloors) -> P
     elif min(by_vllm) < floors.hit_rate * seen.expected_tokens:
         verdict = "failed"
         reason = f"hit {min(by_vllm)} of {seen.expected_tokens} tokens from L2; warm again, then look at L2's evictions"
+    elif seen.chat_tokens_equal is None:
+        verdict, reason = "inconclusive", "the ids of a chat request were not seen; does the template still exist?"
+    answers = [seen.reload, seen.control_reload, *(s.answer for s in (*seen.hits, *seen.controls))]
+    if not all(len(answer.output) == floors.output_tokens and answer.ttft_s > 0 for answer in answers):
+        verdict, reason = "inconclusive", "the engine did not return the generated token ids (return_token_ids)"
     if seen.chat_tokens_equal is False:
         verdict = "failed"
         reason = "a chat request gets other token ids than were warmed; render again (tokenizer or template changed?)"
@@ -357,6 +400,24 @@ def _output_unchanged(seen: PrefixObservation, dtype: str) -> bool:
     if dtype != "float32":
         truths.add(seen.control_reload.output)
     return len(outputs) == 1 and outputs <= truths
+
+
+def prove(
+    plan: WarmPlan,
+    templates: Mapping[str, Template],
+    replica: Replica,
+    store: KVStore,
+    journal: Journal,
+    fence: Fence,
+    clock: Clock,
+    on_event: Callable[[str], None] = lambda _: None,
+) -> Proof:
+    """Choose, observe, judge, and write into the ledger what was proven. Raises EngineUnavailable, LeaseLost."""
+    chosen = choose(plan, journal.rows())
+    proof = judge(observe(plan, chosen, templates, replica, store, clock, on_event), plan.fleet.floors)
+    fence.check()
+    journal.record(rows_of(plan, proven_chunks(plan, proof), proven_at=proof.at))
+    return proof
 
 
 def proven_chunks(plan: WarmPlan, proof: Proof) -> list[int]:

@@ -4,7 +4,7 @@ The only module of the domain with threads: they send prefills and nothing else;
 by the one thread that called `warm`. Choosing what to prefill belongs in `warmers/plan.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ class WarmResult:
     seconds: float
     failed: tuple[tuple[str, str], ...] = ()
     """(prefix, reason) of steps that the engine refused, and of those that waited for them."""
+    refused_chunks: int = 0
     deferred_chunks: int = 0
 
     @property
@@ -127,6 +128,7 @@ def warm(
         already_there=len(complete),
         seconds=clock.now() - started,
         failed=tuple((plan.prefixes[plan.steps[n].prefix].label, why) for n, why in sorted(run.failed.items())),
+        refused_chunks=sum(plan.steps[n].chunks for n in run.failed),
         deferred_chunks=plan.deferred_chunks,
     )
 
@@ -169,6 +171,7 @@ def _execute(
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             with suppress(WarmfrontError):
+                _take_in(run, [future for future in run.running if not future.cancelled()], clock, limits)
                 _look_once(run, store)
             raise
 
@@ -197,6 +200,11 @@ def _collect(run: _Run, clock: Clock, limits: WarmLimits) -> bool:
             clock.sleep(POLL_S)
         return False
     finished, _ = wait(run.running, timeout=POLL_S, return_when=FIRST_COMPLETED)
+    _take_in(run, finished, clock, limits)
+    return bool(finished)
+
+
+def _take_in(run: _Run, finished: Iterable[Future[Usage]], clock: Clock, limits: WarmLimits) -> None:
     for future in finished:
         number = run.running.pop(future)
         try:
@@ -209,7 +217,6 @@ def _collect(run: _Run, clock: Clock, limits: WarmLimits) -> bool:
         run.computed_tokens += usage.prompt_tokens - usage.cached_tokens
         deadline = clock.now() + limits.visible_deadline_s
         run.unseen.update(dict.fromkeys(run.chunks_of(run.plan.steps[number]), deadline))
-    return bool(finished)
 
 
 def _look_once(run: _Run, store: KVStore) -> bool:
@@ -249,8 +256,8 @@ def _not_warm(run: _Run, replica: Replica, late: list[int]) -> NotWarm:
         do = "The daemon stored something else: compare its key prefix, model path and chunk size with the fleet's."
     return NotWarm(
         f"warming fleet {plan.fleet.name!r}",
-        seen=f"{len(late)} prefilled chunks are not in L2 after {plan.fleet.limits.visible_deadline_s:g} s, the first "
-        f"of prefix {first!r} (key {name}); the daemon submitted {counts.submitted} chunks and completed "
+        seen=f"{len(late)} prefilled chunks are not whole in L2 after {plan.fleet.limits.visible_deadline_s:g} s, the "
+        f"first of prefix {first!r} (key {name}); the daemon submitted {counts.submitted} chunks and completed "
         f"{counts.completed}",
         do=do + " Run again: only what is missing is computed.",
     )

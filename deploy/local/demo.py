@@ -21,7 +21,10 @@ def say(message: str) -> None:
 def main() -> int:
     workspace = Workspace.from_environment(say)
     fleet = workspace.fleet()
-    ran_before = bool(workspace.stack.processes.names())
+    result_file = workspace.local_directory / "demo.json"
+    result_file.unlink(missing_ok=True)
+    processes = workspace.stack.processes
+    ran_before = any(processes.running(name) for name in processes.names())
     try:
         with workspace.replicas(fleet.name).warmer(fleet):
             say("the stack is up: rendering, planning, warming")
@@ -37,7 +40,7 @@ def main() -> int:
     if result is None:
         say("the run ended before there was a proof")
         return 1
-    (workspace.local_directory / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
+    result_file.write_text(json.dumps(result, indent=2) + "\n")
     show(result)
     fast = result["proof"]["speedup"] >= fleet.floors.ttft_speedup
     if not fast:

@@ -37,7 +37,8 @@ def test_two_ranks_are_warmed_checked_and_proven(host):
             assert (short.verdict, short.hit_tokens) == ("failed", fleet.engine.chunk_tokens)
             assert warm(broken, replica, store, journal, fence, host.clock).computed_tokens == 256
         whole = host.plan(fleet, found)
-        seen = observe(whole, choose(whole, Rows.empty())[:2], {}, replica, store, host.clock)
+        templates = host.prompts("tp2").read().by_label()
+        seen = observe(whole, choose(whole, Rows.empty())[:2], templates, replica, store, host.clock)
         assert judge(replace(seen, fresh=True), fleet.floors).verdict == "proven"
 
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_environment import needs_engine
+from engine_environment import needs_engine, sentences
 
-from resources.model_files import CLOCKS, _render_chat
+from resources.model_files import CLOCKS, render_chat
 from warmers.errors import EngineMismatch, EngineRefused, EngineUnavailable, LeaseHeld
 from warmers.fleet import require_match
 from warmers.keys import KeyLayout, chunk_keys
+from warmers.ledger import unknown_chunks
 from warmers.prefixes import PrefixSet, mismatches
 from warmers.proof import choose, judge, observe
 from warmers.warm import warm
@@ -89,7 +90,7 @@ def test_every_path_of_the_engine_renders_alike(host, fleet, prefixes, replica):
 def test_our_own_rendering_of_the_chat_template_is_the_engines(host, fleet, replica):
     """It is used only to find where a chat template reads the clock."""
     for template in host.prompts("chat").read().templates:
-        text = _render_chat(fleet.model.chat_template, template.renderings[0], template.options, CLOCKS[0])
+        text = render_chat(fleet.model, template.renderings[0], template.options, CLOCKS[0])
         ids = replica.engine.render(template.renderings[0], template.options)
         assert np.array_equal(replica.engine.tokenize(text), ids)
 
@@ -240,3 +241,28 @@ def test_plan_is_the_same_by_the_command_line(host, warmed):
     document = json.loads(done.stdout)
     assert document["compute_tokens"] == 0
     assert len(document["prefixes"]) == 4
+
+
+def test_an_interrupt_exits_130_records_what_was_in_flight_and_releases_the_lease(host, fleet, replica, store):
+    for number in range(4):
+        (host.prompts("chat").directory / f"late{number}.md").write_text(sentences(f"crate {number}", 120))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.cli", "warm", "--fleet", "chat", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "WARMFRONT_CONFIG": str(host.path)},
+    )
+    for line in child.stderr:
+        if line.startswith("warmed") and not line.startswith("warmed 0"):
+            child.send_signal(signal.SIGINT)
+            break
+    out, _ = child.communicate()
+    assert child.returncode == 130
+    assert "interrupted" in json.loads(out)["error"]
+    with host.lease(fleet.namespace):
+        pass
+    plan = host.plan(fleet, host.state.prefixes("chat"))
+    there = [int(chunk) for chunk in plan.presence.complete.nonzero()[0]]
+    assert 0 < len(there) < len(plan.tree.hashes)
+    assert unknown_chunks(plan.tree, there, host.state.journal(fleet.namespace).rows()) == []

@@ -133,6 +133,32 @@ def test_evicted_chunks_fail_the_blocking_check_before_the_proof(run, valkey):
     assert not result.asset_materializations_for_node("hit_rate")
 
 
+def test_a_cap_leaves_the_rest_to_the_next_run_and_proves_nothing_that_is_not_whole(run, workspace_file):
+    settings = json.loads(workspace_file.read_text())
+    settings["fleets"][0]["warm"]["max_tokens_per_run"] = 4 * CHUNK
+    workspace_file.write_text(json.dumps(settings))
+    verdicts, computed = [], []
+    for _ in range(6):
+        result = run()
+        verdicts.append(run.workspace.state.document("chat", "proof")["verdict"])
+        computed.append(metadata(result, "warm_chunks")["computed_tokens"])
+    assert checks(result)["every_chunk_present"].passed
+    assert max(computed) <= 4 * CHUNK
+    assert verdicts[0] == "inconclusive"
+    assert (verdicts[-1], computed[-1]) == ("proven", 0)
+
+
+def test_a_tokenizer_that_changed_is_found_and_rendered_anew_by_the_next_run(run):
+    run()
+    engine = run.workspace.engine
+    tokenize = engine.tokenize
+    engine.tokenize = lambda text: tokenize(text) + 1
+    result = run()
+    assert not checks(result)["tokens_match_engine"].passed
+    assert not result.asset_materializations_for_node("warm_plan")
+    assert run().success
+
+
 def test_an_engine_of_another_namespace_is_refused_before_anything_is_sent(run):
     run.workspace.engine.fleet = run.workspace.engine.fleet.__class__(
         **{

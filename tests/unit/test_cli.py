@@ -57,6 +57,23 @@ def test_errors_are_one_json_document_too(tmp_path):
     assert "gone.yaml" in json.loads(done.stdout)["error"]
 
 
+def test_a_usage_error_is_one_json_document_too():
+    done = warmfront("keys", "--json", "-")
+    assert done.returncode == 2
+    assert "--model" in json.loads(done.stdout)["error"]
+
+
+def test_the_lock_is_renewed_with_pips_own_arguments(tmp_path):
+    """`make lock` hands them through; a requirement that does not exist shows how far they came."""
+    done = subprocess.run(
+        [sys.executable, "deploy/make_env.py", "--renew", str(tmp_path / "x.lock"), "-r", str(tmp_path / "gone.in")],
+        capture_output=True,
+        text=True,
+    )
+    assert "gone.in" in done.stderr
+    assert "unrecognized arguments" not in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [["keys", "--model", "m", "-"], ["plan"]])
 def test_light_commands_do_not_import_dagster(arguments, tmp_path):
     code = (

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resources.config import build_fleet, config_path, fleet_names, load_settings
+from resources.config import build_fleet, config_path, fleet_names, load_settings, local_directory
 from warmers.errors import ConfigError
 
 FLEET = {
@@ -34,7 +34,15 @@ def test_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
     settings = load_settings(path)
     assert settings.state == str(tmp_path / "state")
     assert settings.fleets[0].prompts.directory == tmp_path / "prompts"
-    assert load_settings(write(FLEET, state="s3://bucket/wf")).state == "s3://bucket/wf"
+    remote = write(FLEET, state="s3://bucket/wf", local={"directory": "here"})
+    assert load_settings(remote).state == "s3://bucket/wf"
+    assert local_directory(remote) == tmp_path / "here"
+    with pytest.raises(ConfigError, match=r"local\.directory"):
+        load_settings(write(FLEET, state="s3://bucket/wf"))
+
+
+def test_the_stack_is_found_whatever_else_is_wrong(write, tmp_path):
+    assert local_directory(write({**FLEET, "colour": 1, "model": {}})) == tmp_path / "state"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,7 @@ def test_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
         ([{**FLEET, "prompts": {"directory": "prompts", "include": ["*.md"]}}], "names no template"),
         ([{**FLEET, "model": {"name": "m", "directory": "gone"}}], r"fleets\.chat\.model\.directory"),
         ([{**FLEET, "l2": {"url": "redis://u:secret@h:1"}}], r"fleets\.chat\.l2\.url.*password_env"),
+        ([{**FLEET, "l2": {"url": "redis://h/3"}}], "database 0 alone"),
         ([], "fleets"),
     ],
 )
@@ -60,7 +69,7 @@ def test_a_fault_names_file_and_field(write, fleets, named):
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["a: [", "- just a list", "\xff"])
+@pytest.mark.parametrize("text", ["a: [", "- just a list", "\xff", "state: 2026-13-45"])
 def test_a_broken_file_is_a_config_error_and_still_gives_a_partition(tmp_path, text):
     path = tmp_path / "warmfront.yaml"
     path.write_bytes(text.encode("latin-1"))
@@ -72,7 +81,7 @@ def test_a_broken_file_is_a_config_error_and_still_gives_a_partition(tmp_path, t
 
 
 def test_fleet_names_survive_a_broken_field(write):
-    assert fleet_names(write({**FLEET, "colour": 1}, {"name": "other"})) == ["chat", "other"]
+    assert fleet_names(write({**FLEET, "colour": 1}, {"name": "other"}, {"name": "a...b"})) == ["chat", "other"]
 
 
 def test_choosing_a_fleet(write):

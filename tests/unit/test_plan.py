@@ -1,4 +1,3 @@
-import numpy as np
 from fakes import CHUNK, DictStore, make_fleet, make_prefix, words
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,4 +119,3 @@ def test_no_prefix_no_plan():
     assert plan.steps == ()
     assert plan.missing_chunks == 0
     assert plan.tree.hashes.shape == (0, 32)
-    assert np.array_equal(plan.tree.parent, [])

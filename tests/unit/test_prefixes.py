@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from fakes import CHUNK, DictStore, FakeEngine, make_fleet
 
+from warmers.errors import TemplateError
 from warmers.prefixes import (
     Prefix,
     RenderOptions,
@@ -57,6 +58,8 @@ def test_a_date_in_the_system_prompt_ends_the_prefix_and_is_named(engine):
 
 def test_a_clock_in_the_chat_template_ends_the_prefix(engine):
     texts = tuple(f"<system>{LONG[:20]} at {hour} o'clock {LONG}" for hour in (9, 22))
+    with pytest.raises(TemplateError, match="other token ids than the engine"):
+        find_prefix(template("elsewhere"), engine, chunk_tokens=CHUNK, digest="d", clock_texts=lambda m, o: texts)
     prefix = find_prefix(
         template(LONG[:20] + " at 9 o'clock " + LONG * 9),
         engine,
@@ -66,6 +69,13 @@ def test_a_clock_in_the_chat_template_ends_the_prefix(engine):
     )
     assert "".join(map(chr, prefix.ids)) == f"<system>{LONG[:20]} at "
     assert "chat template's clock" in prefix.unstable[0].where
+
+
+def test_what_varies_is_shown_where_it_varies():
+    renderings = [[{"role": "system", "content": "x" * 300 + day}] for day in ("Monday", "Tuesday")]
+    (variation,) = varying_lines(renderings)
+    assert [value[-7:].lstrip("x") for value in variation.values] == ["Monday", "Tuesday"]
+    assert all(len(value) <= 90 for value in variation.values)
 
 
 def test_lines_of_unequal_number_stay_aligned_at_both_ends():
@@ -97,7 +107,7 @@ def test_short_and_failing_templates_are_reported_and_harm_no_other(engine):
     assert [(p.label, p.short_by) for p in found.too_short] == [("c", CHUNK - len("<system>"))]
     too_long = find([template(LONG * 40, name="big"), template(LONG, name="a")], engine, max_model_len=500)
     assert [p.label for p in too_long.prefixes] == ["a"]
-    assert "the model's context is 500" in too_long.failed[0].reason
+    assert "context is 500" in too_long.failed[0].reason
 
 
 def test_what_did_not_change_is_not_rendered_again_but_takes_the_new_salt(engine):

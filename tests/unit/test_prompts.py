@@ -29,8 +29,8 @@ def contents(template, rendering=0):
 
 
 def test_a_text_file_is_a_system_prompt_and_its_braces_are_text(read):
-    prompts = read(hello__md="Say {{ this }} to the letter.\n")
-    assert contents(prompts.templates[0])[0] == "Say {{ this }} to the letter.\n"
+    prompts = read(hello__md='Say {{ this }} and {% endraw %} to the "letter".\n')
+    assert contents(prompts.templates[0])[0] == 'Say {{ this }} and {% endraw %} to the "letter".\n'
     users = [contents(prompts.templates[0], i)[1] for i in range(6)]
     assert len({user[:1] for user in users}) == 6
 
@@ -60,21 +60,19 @@ def test_contexts_make_prefixes_of_their_own(read, tmp_path):
     assert len({contents(templates["rag"], i)[0] for i in range(6)}) == 6
 
 
-def test_placeholders_vary_and_probes_are_taken(read):
+def test_every_placeholder_varies_whatever_its_probes(read):
+    system = "{{ tone }}|{{ today }}|{{ request_id }}|{{ ticket.title }}|{{ knowledge }}|{{ strftime_now('%Y') }}"
     body = {
-        "messages": [
-            {
-                "role": "system",
-                "content": "{{ tone }} {{ today }} {{ request_id }} {{ user.name }} {{ strftime_now('%Y') }}",
-            },
-            {"role": "user", "content": "{{ question }}"},
-        ],
-        "probes": {"tone": "calm"},
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": "{{ question }}"}],
+        "probes": {"tone": "calm", "question": [f"q{n}" for n in range(7)]},
     }
     (template,) = read(t__json=json.dumps(body)).templates
-    first, second = (contents(template, i)[0].split(" ") for i in (0, 1))
-    assert first[0] == second[0] == "calm"
-    assert all(a != b for a, b in zip(first[-3:], second[-3:], strict=True))
+    assert len(template.renderings) == 8
+    columns = list(zip(*(contents(template, i)[0].split("|") for i in range(8)), strict=True))
+    assert all(len(set(column)) > 1 for column in columns)
+    assert "calm" in columns[0]
+    assert "object at" not in "".join(columns[3])
+    assert len({value[:1] for value in columns[4]}) > 2
 
 
 @pytest.mark.parametrize(

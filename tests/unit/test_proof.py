@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 from fakes import CHUNK, DictStore, FakeClock, FakeEngine, make_fleet, make_prefix, words
 
+from warmers.errors import EngineRefused
 from warmers.fleet import ProofFloors
-from warmers.ledger import Rows, rows_of
+from warmers.ledger import Rows, merge, rows_of
 from warmers.plan import plan_warm
 from warmers.prefixes import RenderOptions, Template
 from warmers.presence import look
@@ -20,6 +21,8 @@ def scene(*texts, dtype="float32"):
     for prefix in prefixes:
         engine.prefill(prefix.ids, None)
     fresh = FakeEngine(fleet, store)
+    rendered = {prefix.label: prefix.rendered for prefix in prefixes}
+    fresh.chat_ids = lambda messages, options, salt: rendered[messages[0]["content"]]
     return plan_of(prefixes, fleet, store), fresh, store
 
 
@@ -27,9 +30,15 @@ def plan_of(prefixes, fleet, store):
     return plan_warm(prefixes, fleet, lambda tree: look(store, tree.names, 1, fleet.chunk_bytes))
 
 
+def templates_of(plan):
+    options = RenderOptions()
+    labels = [prefix.label for prefix in plan.prefixes]
+    return {label: Template(label, None, "d", (({"role": "user", "content": label},),), options) for label in labels}
+
+
 def proof_of(plan, engine, store, templates=None, floors=None):
     chosen = choose(plan, Rows.empty())
-    seen = observe(plan, chosen, templates or {}, engine, store, FakeClock())
+    seen = observe(plan, chosen, templates or templates_of(plan), engine, store, FakeClock())
     return judge(seen, floors or plan.fleet.floors)
 
 
@@ -108,20 +117,20 @@ def test_nothing_to_prove_is_not_proven():
 
 def test_a_chat_request_with_other_ids_fails():
     plan, engine, store = scene("abcd")
-    template = Template("abcd", None, "d", (({"role": "user", "content": "other"},),), RenderOptions())
-    proof = proof_of(plan, engine, store, {"abcd": template})
+    engine.chat_ids = lambda messages, options, salt: plan.prefixes[0].rendered + 1
+    proof = proof_of(plan, engine, store)
     assert proof.verdict == "failed"
     assert "other token ids" in proof.reasons[0]
 
 
 def test_in_16_bits_rounding_of_the_cold_run_is_told_from_other_kv():
     plan, engine, store = scene("abcd", dtype="bfloat16")
-    seen = observe(plan, [0], {}, engine, store, FakeClock()).prefixes[0]
-    rounded = replace(seen.controls[0], answer=replace(seen.controls[0].answer, output=(1, 2)))
+    seen = observe(plan, [0], templates_of(plan), engine, store, FakeClock()).prefixes[0]
+    rounded = replace(seen.controls[0], answer=replace(seen.controls[0].answer, output=tuple(range(8))))
     from warmers.proof import Observations
 
     def verdict(dtype):
-        observed = Observations("chat", "ns", dtype, True, (replace(seen, controls=(rounded,)),), 0.0)
+        observed = Observations("chat", "ns", dtype, True, (replace(seen, controls=(rounded,)),), (), 0.0)
         return judge(observed, ProofFloors()).verdict
 
     assert verdict("bfloat16") == "proven"
@@ -133,6 +142,62 @@ def test_unproven_prefixes_come_first_and_twins_once():
     assert [plan.prefixes[n].label for n in choose(plan, Rows.empty())] == ["cdef", "ab", "x"]
     ledger = rows_of(plan, plan.tree.paths[1].tolist(), proven_at=5.0)
     assert [plan.prefixes[n].label for n in choose(plan, ledger)] == ["ab", "x", "cdef"]
+
+
+def test_a_prefix_that_was_warmed_again_is_proven_again():
+    plan, _, _ = scene("ab", "cd")
+    both = merge(
+        [
+            rows_of(plan, range(4), warmed_at=1.0, proven_at=5.0),
+            rows_of(plan, [plan.tree.paths[1][0]], warmed_at=9.0),
+        ]
+    )
+    assert [plan.prefixes[n].label for n in choose(plan, both)] == ["cd", "ab"]
+
+
+def test_a_prefix_that_is_not_whole_keeps_the_fleet_from_being_proven_and_harms_no_other():
+    plan, engine, store = scene("abcd", "xy")
+    store.delete([plan.tree.names[-1]])
+    proof = proof_of(plan_of(plan.prefixes, plan.fleet, store), engine, store)
+    assert (proof.verdict, [p.label for p in proof.prefixes]) == ("inconclusive", ["abcd"])
+    assert "xy: 1 of its 2 chunks are not in L2; warm again" in proof.reasons
+
+
+def test_a_prefix_that_the_engine_refuses_fails_alone():
+    plan, engine, store = scene("abcd", "xy")
+    generate, refused = engine.generate, words("xy")[0]
+
+    def refuse(ids, **more):
+        if ids[0] == refused:
+            raise EngineRefused("POST", seen="HTTP 400: too long", do="Shorten it.")
+        return generate(ids, **more)
+
+    engine.generate = refuse
+    proof = proof_of(plan, engine, store)
+    assert (proof.verdict, [p.verdict for p in proof.prefixes]) == ("failed", ["proven"])
+    assert "too long" in proof.reasons[0]
+
+
+def test_answers_without_token_ids_prove_nothing():
+    plan, engine, store = scene("abcd")
+    generate = engine.generate
+    engine.generate = lambda ids, **more: replace(generate(ids, **more), output=())
+    assert proof_of(plan, engine, store).verdict == "inconclusive"
+    plan, engine, store = scene("abcd")
+    engine.chat_ids = lambda *_: None
+    assert proof_of(plan, engine, store).verdict == "inconclusive"
+
+
+def test_what_a_killed_proof_left_is_not_taken_for_cold_and_goes():
+    plan, engine, store = scene("abcd")
+    from warmers.keys import KeyLayout, chunk_keys
+    from warmers.proof import CONTROL
+
+    left = list(chunk_keys(sample_ids(plan.prefixes[0]), KeyLayout.of(plan.fleet), f"{CONTROL}0"))
+    for name in left:
+        store.put(name, bytes(plan.fleet.chunk_bytes))
+    assert proof_of(plan, engine, store).verdict == "proven"
+    assert (store.sizes(left) == -1).all()
 
 
 def test_a_sample_asks_for_no_new_chunk():

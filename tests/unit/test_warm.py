@@ -77,7 +77,7 @@ def test_a_kill_in_the_middle_loses_nothing_that_arrived():
 def test_chunks_that_never_appear_are_an_error_that_says_why():
     bench = Bench("abc", "q")
     bench.engine.write_behind = True
-    with pytest.raises(NotWarm, match=r"prefilled chunks are not in L2 after 0\.5 s.*cannot write to L2"):
+    with pytest.raises(NotWarm, match=r"prefilled chunks are not whole in L2 after 0\.5 s.*cannot write to L2"):
         bench.warm()
 
 
