@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from uuid import uuid4
 
-from resources.state import Objects
+from resources.objects import Objects
 from warmers.errors import LeaseHeld, LeaseLost, StateUnavailable
 from warmers.lease import Fence, LeaseRecord, claim, release, renew
 from warmers.replica import Clock

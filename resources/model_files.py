@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from resources.placeholders import CLOCKS
 from warmers.errors import ConfigError, TemplateError
 from warmers.fleet import KVShape, Model
 from warmers.prefixes import Messages, RenderOptions
@@ -17,8 +18,6 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 CHAT_TEMPLATE = "chat_template.jinja"
 READS_CLOCK = re.compile(r"strftime_now|\bnow\s*\(|\butcnow\b|\btoday\s*\(")
-CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
-"""Two times that differ in every field."""
 
 
 def read_model(directory: Path, served_name: str, served_directory: Path) -> Model:

@@ -1,46 +1,23 @@
-"""Template files: reading them, and filling their placeholders once for every probe.
+"""Template files: reading them, each with every context it has.
 
 The format is described in the README. What the renderings have in common is the domain's to find
 (`warmers/prefixes.py`).
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import UUID
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from resources.config import template_files
+from resources.placeholders import fill
 from warmers.errors import TemplateError
 from warmers.keys import check_salt
 from warmers.prefixes import Failed, RenderOptions, Template
-
-CONTEXT = "context"
-CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
-IDS = (str(UUID(int=0x1C9E6679_7425_40DE_944B_E07FC1F90AE7)), str(UUID(int=0x9B2D7F00_1A3C_4E5F_8899_AABBCCDDEEFF)))
-NAMES = ("Ada Lovelace", "王小明")
-# They begin differently, since a BPE merge may cross from the template into what the user writes.
-TEXTS = (
-    "What should I do next?",
-    "\n\nPlease help.",
-    "(see below) it fails",
-    "7 days ago it worked",
-    "数据在哪里?",
-    "",
-)
-MADE_UP: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
-    (frozenset({"timestamp", "datetime", "now", "clock"}), tuple(c.isoformat() for c in CLOCKS)),
-    (frozenset({"date", "today", "day"}), tuple(c.strftime("%A, %d %B %Y") for c in CLOCKS)),
-    (frozenset({"time"}), tuple(c.strftime("%H:%M:%S") for c in CLOCKS)),
-    (frozenset({"uuid", "id", "request", "session", "trace"}), IDS),
-    (frozenset({"username", "customer", "name"}), NAMES),
-)
-"""Values by a word of the placeholder's name; any other gets user texts."""
 
 
 class _Context(BaseModel):
@@ -176,7 +153,10 @@ def expand(content: _File, path: Path) -> Iterable[Template]:
 
 def _template(content: _File, path: Path, context: str | None, text: str) -> Template:
     messages = _with_question(content.messages)
-    renderings = tuple(_fill(messages, path, probe) for probe in _probes(content, messages, path, context, text))
+    try:
+        renderings = fill(messages, content.probes, {} if context is None else {"context": text})
+    except ValueError as error:
+        raise _refused(path, str(error), "Correct it.") from None
     options = RenderOptions(content.tools, content.chat_template_kwargs)
     return Template(
         name=content.name,
@@ -202,100 +182,6 @@ def _digest(renderings: Sequence[Sequence[Mapping[str, Any]]], options: RenderOp
 
     shaping = [renderings, options.tools, options.chat_template_kwargs]
     return blake3(json.dumps(shaping, ensure_ascii=False, default=str).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    values: dict[str, Any] = field(default_factory=dict)
-    clock: datetime = CLOCKS[0]
-
-
-@dataclass(frozen=True, slots=True)
-class _MadeUp:
-    """A made-up value that also stands for an object or a list: `{{ user.name }}` shows the value itself."""
-
-    value: str
-
-    def __str__(self) -> str:
-        return self.value
-
-    def __getattr__(self, name: str) -> "_MadeUp":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __getitem__(self, key: object) -> "_MadeUp":
-        return self
-
-    def __iter__(self) -> Iterator["_MadeUp"]:
-        yield self
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-    def __add__(self, other: object) -> str:
-        return f"{self}{other}"
-
-    def __radd__(self, other: object) -> str:
-        return f"{other}{self}"
-
-
-def _probes(
-    content: _File, messages: Sequence[Mapping[str, Any]], path: Path, context: str | None, text: str
-) -> Iterable[_Probe]:
-    """One set of values for each made-up user text; every placeholder but a given context varies."""
-    from jinja2 import meta
-
-    names: set[str] = set()
-    for message in messages:
-        names |= meta.find_undeclared_variables(_parse(message["content"], path))
-    names -= {"strftime_now"}
-    given = {name: value if isinstance(value, list) else [value] for name, value in content.probes.items()}
-    for number in range(max([len(TEXTS), *(len(values) + 1 for values in given.values())])):
-        values = {name: _value(name, given.get(name, []), number) for name in sorted(names)}
-        if context is not None and CONTEXT in names:
-            values[CONTEXT] = text
-        yield _Probe(values, CLOCKS[number % 2])
-
-
-def _value(name: str, given: Sequence[Any], number: int) -> Any:
-    """The probes in turn, and a made-up value among them: a placeholder ends the prefix, whatever its probes."""
-    turn = number % (len(given) + 1) if given else 0
-    if turn < len(given):
-        return given[turn]
-    words = set(name.lower().split("_"))
-    made_up = next((values for known, values in MADE_UP if words & known), TEXTS)
-    return _MadeUp(made_up[number % len(made_up)])
-
-
-def _fill(messages: Sequence[Mapping[str, Any]], path: Path, probe: _Probe) -> tuple[Mapping[str, Any], ...]:
-    filled = []
-    for message in messages:
-        try:
-            template = _environment().from_string(message["content"])
-            content = template.render(probe.values | {"strftime_now": probe.clock.strftime})
-        except TemplateError:
-            raise
-        except Exception as error:
-            raise _refused(path, f"filling its placeholders: {type(error).__name__}: {error}", "Correct it.") from None
-        filled.append({**message, "content": content})
-    return tuple(filled)
-
-
-def _parse(source: str, path: Path) -> Any:
-    from jinja2 import TemplateSyntaxError
-
-    try:
-        return _environment().parse(source)
-    except TemplateSyntaxError as error:
-        raise _refused(path, f"Jinja, line {error.lineno} of a message: {error.message}", "Correct it.") from None
-
-
-def _environment() -> Any:
-    from jinja2 import StrictUndefined
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
 def _context_text(context: _Context, path: Path) -> str:

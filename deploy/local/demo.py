@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from pipelines.cli import print_proof, print_table, size
+from pipelines.printing import print_proof, print_table, size
 from pipelines.runs import run_job
 from resources.state import StateStore
 from resources.workspace import Workspace

@@ -17,7 +17,7 @@ def folder(tmp_path, tiny_model, host):
     prompts = tmp_path / "prompts"
     prompts.mkdir()
     (prompts / "steady.md").write_text(sentences("ledger", 60))
-    (prompts / "edited.md").write_text(sentences("voucher", 60) + "The end.")
+    (prompts / "edited.md").write_text(sentences("voucher", 60))
     (prompts / "short.txt").write_text("Hello.")
     (prompts / "broken.yaml").write_text("messages: [")
     return write_config(tmp_path, [fleet("chat", tiny_model)])
@@ -49,13 +49,13 @@ def test_a_folder_of_ones_own_is_warmed_proven_and_warmed_again_after_an_edit(fo
     chunks = {row["label"]: row["chunks"] for row in result["prefixes"]}
 
     edited = folder.parent / "prompts" / "edited.md"
-    edited.write_text(edited.read_text().replace("The end.", "That is all."))
+    edited.write_text(edited.read_text().replace("Rule 50:", "Rule fifty:"))
     _, again = demo(folder)
     rows = {row["label"]: row for row in again["prefixes"]}
     assert again["verdict"] == "proven"
     assert rows["steady"]["warmed"] == 0
     assert rows["steady"]["already_there"] == chunks["steady"]
-    assert 0 <= rows["edited"]["warmed"] <= 1
+    assert 1 <= rows["edited"]["warmed"] < chunks["edited"]
     assert again["computed_tokens"] == rows["edited"]["warmed"] * 256
     stack = folder.parent / "state" / "stack"
     assert not list(stack.glob("*.json"))

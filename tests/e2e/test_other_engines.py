@@ -9,7 +9,8 @@ from resources.replicas import LocalReplicas
 from warmers.errors import EngineMismatch, NotWarm
 from warmers.fleet import require_match
 from warmers.ledger import Rows
-from warmers.proof import choose, judge, observe
+from warmers.observation import observe
+from warmers.proof import choose, judge
 from warmers.warm import warm
 
 pytestmark = needs_engine

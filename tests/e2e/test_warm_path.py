@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from engine_environment import needs_engine, sentences
 
-from resources.model_files import CLOCKS, render_chat
+from resources.model_files import render_chat
+from resources.placeholders import CLOCKS
 from warmers.errors import EngineMismatch, EngineRefused, EngineUnavailable, LeaseHeld
 from warmers.fleet import require_match
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import unknown_chunks
+from warmers.observation import observe
 from warmers.prefixes import PrefixSet, mismatches
-from warmers.proof import choose, judge, observe
+from warmers.proof import choose, judge
 from warmers.warm import warm
 
 pytestmark = [needs_engine, pytest.mark.fleet("chat")]

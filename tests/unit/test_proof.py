@@ -6,10 +6,11 @@ from fakes import CHUNK, DictStore, FakeClock, FakeEngine, make_fleet, make_pref
 from warmers.errors import EngineRefused
 from warmers.fleet import ProofFloors
 from warmers.ledger import Rows, merge, rows_of
+from warmers.observation import observe, sample_ids
 from warmers.plan import plan_warm
 from warmers.prefixes import RenderOptions, Template
 from warmers.presence import look
-from warmers.proof import choose, judge, observe, proven_chunks, sample_ids
+from warmers.proof import choose, judge, proven_chunks
 
 
 def scene(*texts, dtype="float32"):
@@ -127,7 +128,7 @@ def test_in_16_bits_rounding_of_the_cold_run_is_told_from_other_kv():
     plan, engine, store = scene("abcd", dtype="bfloat16")
     seen = observe(plan, [0], templates_of(plan), engine, store, FakeClock()).prefixes[0]
     rounded = replace(seen.controls[0], answer=replace(seen.controls[0].answer, output=tuple(range(8))))
-    from warmers.proof import Observations
+    from warmers.observation import Observations
 
     def verdict(dtype):
         observed = Observations("chat", "ns", dtype, True, (replace(seen, controls=(rounded,)),), (), 0.0)
@@ -191,7 +192,7 @@ def test_answers_without_token_ids_prove_nothing():
 def test_what_a_killed_proof_left_is_not_taken_for_cold_and_goes():
     plan, engine, store = scene("abcd")
     from warmers.keys import KeyLayout, chunk_keys
-    from warmers.proof import CONTROL
+    from warmers.observation import CONTROL
 
     left = list(chunk_keys(sample_ids(plan.prefixes[0]), KeyLayout.of(plan.fleet), f"{CONTROL}0"))
     for name in left:

@@ -1,0 +1,69 @@
+"""Plans, proofs and tables for a terminal. JSON for machines is `resources/documents.py`."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warmers.plan import WarmPlan
+    from warmers.prefixes import PrefixSet
+
+
+def print_plan(plan: "WarmPlan", found: "PrefixSet") -> None:
+    """A plan for people."""
+    rows = [
+        [r.label, f"{r.tokens:,}", str(r.chunks), str(r.present), str(r.missing), str(r.tail_tokens), size(r.bytes)]
+        for r in plan.rows()
+    ]
+    print_table(["prefix", "tokens", "chunks", "there", "missing", "tail", "bytes"], rows)
+    for p in found.too_short:
+        print(f"{p.label}: {p.shared} shared tokens, {p.short_by} short of a chunk: it can never hit")
+    for p in found.found:
+        for variation in p.unstable:
+            print(f"{p.label}: varies at {variation}")
+    for f in found.failed:
+        print(f"{f.template}: {f.reason}")
+    seconds = f", about {plan.engine_seconds:.0f} s of one engine" if plan.engine_seconds else ""
+    deferred = f"; {plan.deferred_chunks} chunks are left for the next run" if plan.deferred_chunks else ""
+    steps = f"{plan.compute_tokens:,} tokens in {len(plan.steps)} requests, {size(plan.store_bytes)}{seconds}"
+    print(f"To compute: {steps if plan.steps else 'nothing'}{deferred}")
+
+
+def print_proof(proof: dict[str, Any]) -> None:
+    """A proof for people."""
+    rows = [
+        [
+            p["label"],
+            f"{p['hit_tokens']:,} / {p['expected_tokens']:,}",
+            f"{p['ttft_cold_s']:.2f}",
+            f"{p['ttft_warm_s']:.2f}",
+            f"{p['speedup']:.1f} x",
+            "yes" if p["output_unchanged"] else "NO",
+            p["verdict"],
+        ]
+        for p in proof["prefixes"]
+    ]
+    print_table(["prefix", "hit / expected", "cold TTFT s", "warm TTFT s", "faster", "same output", "verdict"], rows)
+    print(
+        f"{proof['hit_rate']:.1%} of {proof['expected_tokens']:,} expected tokens hit from L2 on a cold engine; "
+        f"TTFT {proof['ttft_cold_s']:.2f} s cold, {proof['ttft_warm_s']:.2f} s warm ({proof['speedup']:.1f} x); "
+        f"output {'unchanged' if proof['output_unchanged'] else 'CHANGED'}"
+    )
+
+
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    """Columns as wide as they need; numbers to the right."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    align: list[Callable[[str, int], str]] = [
+        str.rjust if rows and all(r[i][:1].isdigit() for r in rows) else str.ljust for i in range(len(head))
+    ]
+    for row in [head, *rows]:
+        print("  ".join(put(cell, width) for put, cell, width in zip(align, row, widths, strict=True)).rstrip())
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            break
+        count, unit = count / 1000, {"B": "KB", "KB": "MB", "MB": "GB", "GB": "TB"}[unit]
+    return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"

@@ -1,0 +1,112 @@
+"""Values for the placeholders of a template, made up where nobody gave any, and the messages filled with them.
+
+Values differ from rendering to rendering, so that what stays the same is what all requests share.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
+"""Two times that differ in every field."""
+IDS = (str(UUID(int=0x1C9E6679_7425_40DE_944B_E07FC1F90AE7)), str(UUID(int=0x9B2D7F00_1A3C_4E5F_8899_AABBCCDDEEFF)))
+NAMES = ("Ada Lovelace", "王小明")
+# They begin differently, since a BPE merge may cross from the template into what the user writes.
+TEXTS = (
+    "What should I do next?",
+    "\n\nPlease help.",
+    "(see below) it fails",
+    "7 days ago it worked",
+    "数据在哪里?",
+    "",
+)
+MADE_UP: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (frozenset({"timestamp", "datetime", "now", "clock"}), tuple(c.isoformat() for c in CLOCKS)),
+    (frozenset({"date", "today", "day"}), tuple(c.strftime("%A, %d %B %Y") for c in CLOCKS)),
+    (frozenset({"time"}), tuple(c.strftime("%H:%M:%S") for c in CLOCKS)),
+    (frozenset({"uuid", "id", "request", "session", "trace"}), IDS),
+    (frozenset({"username", "customer", "name"}), NAMES),
+)
+"""Values by a word of the placeholder's name; any other gets user texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeUp:
+    """A made-up value that also stands for an object or a list: `{{ user.name }}` shows the value itself."""
+
+    value: str
+
+    def __str__(self) -> str:
+        return self.value
+
+    def __getattr__(self, name: str) -> "_MadeUp":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: object) -> "_MadeUp":
+        return self
+
+    def __iter__(self) -> Iterator["_MadeUp"]:
+        yield self
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __add__(self, other: object) -> str:
+        return f"{self}{other}"
+
+    def __radd__(self, other: object) -> str:
+        return f"{other}{self}"
+
+
+def fill(
+    messages: Sequence[Mapping[str, Any]], probes: Mapping[str, Any], fixed: Mapping[str, str]
+) -> tuple[tuple[Mapping[str, Any], ...], ...]:
+    """`messages` filled once for every made-up user text: every placeholder varies, but those that are `fixed`.
+
+    Raises ValueError for what Jinja cannot parse or fill.
+    """
+    names = set().union(*(_placeholders(message["content"]) for message in messages)) - {"strftime_now"}
+    given = {name: value if isinstance(value, list) else [value] for name, value in probes.items()}
+    renderings = []
+    for number in range(max([len(TEXTS), *(len(values) + 1 for values in given.values())])):
+        values = {name: fixed.get(name, _value(name, given.get(name, []), number)) for name in sorted(names)}
+        values["strftime_now"] = CLOCKS[number % len(CLOCKS)].strftime
+        renderings.append(tuple({**message, "content": _render(message["content"], values)} for message in messages))
+    return tuple(renderings)
+
+
+def _value(name: str, given: Sequence[Any], number: int) -> Any:
+    """The probes in turn, and a made-up value among them: a placeholder ends the prefix, whatever its probes."""
+    turn = number % (len(given) + 1) if given else 0
+    if turn < len(given):
+        return given[turn]
+    words = set(name.lower().split("_"))
+    made_up = next((values for known, values in MADE_UP if words & known), TEXTS)
+    return _MadeUp(made_up[number % len(made_up)])
+
+
+def _placeholders(source: str) -> set[str]:
+    from jinja2 import TemplateSyntaxError, meta
+
+    try:
+        return meta.find_undeclared_variables(_environment().parse(source))
+    except TemplateSyntaxError as error:
+        raise ValueError(f"Jinja, line {error.lineno} of a message: {error.message}") from None
+
+
+def _render(source: str, values: Mapping[str, Any]) -> str:
+    try:
+        return str(_environment().from_string(source).render(values))
+    except Exception as error:
+        raise ValueError(f"filling its placeholders: {type(error).__name__}: {error}") from None
+
+
+def _environment() -> Any:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
