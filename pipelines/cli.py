@@ -31,6 +31,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 FleetName = Annotated[str | None, typer.Option("--fleet", help="A fleet of warmfront.yaml; the only one by default.")]
 
 
+INTERRUPTED = 130
+
+
 class Store(StrEnum):
     """Adapters whose key form is known."""
 
@@ -43,7 +46,10 @@ def main() -> None:
     """Entry point: errors become messages and exit codes."""
     as_json = "--json" in sys.argv
     try:
-        raise SystemExit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer has taken the interrupt
+            raise KeyboardInterrupt
+        raise SystemExit(code)
     except TyperException as error:  # a bad argument
         _fail(error.format_message(), 2, as_json)
     except ConfigError as error:
@@ -51,7 +57,7 @@ def main() -> None:
     except WarmfrontError as error:
         _fail(str(error), 1, as_json)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was finished is recorded", 130, as_json)
+        _fail("interrupted; what was finished is recorded", INTERRUPTED, as_json)
 
 
 @app.command()

@@ -22,8 +22,8 @@ TAIL_LINES = 30
 POLL_S = 0.25
 PROGRESS_EVERY_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount of Linux, read and cleaned, never trusted
-GRACE_S = 20.0
-"""Between SIGINT and SIGKILL; Valkey saves its data in it."""
+GRACE_S = 60.0
+"""From SIGINT on, before it gets rougher; Valkey saves its data in it."""
 
 OnEvent = Callable[[str], None]
 

@@ -193,7 +193,7 @@ class LocalReplicas:
             "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
             "key_prefix": fleet.namespace,
             "num_workers": 2,
-            "request_timeout": 1.0,
+            "request_timeout": 2.0,
             "connection_timeout": 2.0,
             "ttl_seconds": fleet.ttl_s,
         }
@@ -223,7 +223,8 @@ class LocalReplicas:
         spec = fleet.engine
         parallel = ("--tensor-parallel-size", str(spec.tensor_parallel), "--distributed-executor-backend", "mp")
         return [
-            str(self.settings.engine_python),
+            # An engine that takes every core would keep its daemon from answering: pings and lookups time out.
+            *("nice", "-n", "10", str(self.settings.engine_python)),
             *("-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(urlsplit(url).port)),
             *("--model", fleet.model.path, "--served-model-name", fleet.model.served_name),
             *("--dtype", spec.dtype, "--kv-cache-dtype", spec.kv_cache_dtype, "--block-size", str(spec.block_tokens)),

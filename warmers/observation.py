@@ -29,8 +29,8 @@ LOOKUP_SETTLE_S = 1.0
 """How long LMCache's may lag behind those; it counts in a thread of its own."""
 POLL_S = 0.02
 TRIES = 3
-"""For a sample in which LMCache was not asked: vLLM's connector takes a daemon that is slow to answer one ping for
-gone, and recomputes for a moment. Such a sample says nothing of L2."""
+"""For a sample that says nothing of L2: LMCache was not asked (vLLM's connector takes a daemon that is slow to answer
+one ping for gone, and recomputes for a moment), or a late write had filled L1 again."""
 CONTROL = "warmfront-control-"
 """Salt of the cold controls, by number: the next proof finds and deletes what a killed one left."""
 CLEANUP_S = 5.0
@@ -163,7 +163,7 @@ class _Visit:
                 self.replica.forget()
             self.virgin = False
             sample = self.sample(ids, salt)
-            if sample.counted.asked:
+            if sample.counted.asked and not (sample.counted.found_l1 or sample.counted.local_hit):
                 break
         return sample
 

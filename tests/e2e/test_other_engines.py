@@ -34,9 +34,11 @@ def test_two_ranks_are_warmed_checked_and_proven(host):
             store.delete([lost])
             broken = host.plan(fleet, found)
             assert broken.missing_chunks == 1
-            short = judge(replace(observe(broken, [0], {}, replica, store, host.clock), fresh=True), fleet.floors)
-            assert (short.verdict, short.hit_tokens) == ("failed", fleet.engine.chunk_tokens)
             assert warm(broken, replica, store, journal, fence, host.clock).computed_tokens == 256
+            store.delete([lost])
+            short = judge(replace(observe(plan, [0], {}, replica, store, host.clock), fresh=True), fleet.floors)
+            assert (short.verdict, short.hit_tokens) == ("failed", fleet.engine.chunk_tokens)
+            warm(host.plan(fleet, found), replica, store, journal, fence, host.clock)
         whole = host.plan(fleet, found)
         templates = host.prompts("tp2").read().by_label()
         seen = observe(whole, choose(whole, Rows.empty())[:2], templates, replica, store, host.clock)

@@ -246,7 +246,7 @@ def test_plan_is_the_same_by_the_command_line(host, warmed):
 
 
 def test_an_interrupt_exits_130_records_what_was_in_flight_and_releases_the_lease(host, fleet, replica, store):
-    for number in range(4):
+    for number in range(8):
         (host.prompts("chat").directory / f"late{number}.md").write_text(sentences(f"crate {number}", 120))
     child = subprocess.Popen(
         [sys.executable, "-m", "pipelines.cli", "warm", "--fleet", "chat", "--json"],
