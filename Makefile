@@ -10,8 +10,8 @@ RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
 .DEFAULT_GOAL := all
 
 all: ## both environments and the sample model
-	@$(MAKE) --no-print-directory -j2 $(CONTROL) $(ENGINE)
-	@$(MAKE) --no-print-directory sample
+	@$(MAKE) -s --no-print-directory -j2 $(CONTROL) $(ENGINE)
+	@$(MAKE) -s --no-print-directory sample
 
 $(CONTROL): deploy/control_plane/requirements.lock pyproject.toml deploy/make_env.py
 	@echo "making .venv (control plane)"
