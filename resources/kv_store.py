@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,11 +74,33 @@ class ValkeyStore:
     def _batched(self, keys: Sequence[str], command: str, doing: str) -> list[int]:
         answers: list[int] = []
         for start in range(0, len(keys), BATCH):
-            pipeline = self.client.pipeline(transaction=False)
-            for key in keys[start : start + BATCH]:
-                pipeline.execute_command(command, key)  # type: ignore[no-untyped-call]
-            answers += self._try(f"{doing} of {len(keys)} keys", pipeline.execute)
+            ask = partial(self._ask, command, keys[start : start + BATCH])
+            answers += self._try(f"{doing} of {len(keys)} keys", ask)
         return answers
+
+    def _ask(self, command: str, keys: Sequence[str]) -> list[int]:
+        """Send the command for every key, then read the answers.
+
+        Packed here: redis-py's own pipeline takes four times as long, checking each command and each answer.
+        """
+        from hiredis import pack_command
+
+        packed = b"".join([pack_command((command, key)) for key in keys])  # type: ignore[arg-type]
+        pool = self.client.connection_pool
+        connection: Any = pool.get_connection()
+
+        def exchange() -> list[int]:
+            connection.send_packed_command([packed])
+            return [connection.read_response() for _ in keys]
+
+        try:
+            answers: list[int] = connection.retry.call_with_retry(exchange, lambda _: connection.disconnect())
+            return answers
+        except BaseException:
+            connection.disconnect()  # answers that nobody read must not meet the next command
+            raise
+        finally:
+            pool.release(connection)
 
     def _try(self, doing: str, call: Callable[[], T]) -> T:
         from redis.exceptions import RedisError

@@ -32,3 +32,14 @@ def test_a_password_comes_from_the_environment_and_shows_nowhere(monkeypatch):
     with pytest.raises(StoreUnavailable) as error:
         store.sizes(["a"])
     assert "hush" not in f"{error.value} {store!r}"
+
+
+def test_an_error_in_the_middle_and_a_cut_connection_leave_no_answer_behind(valkey):
+    valkey.client.set("text", b"12345")
+    valkey.client.rpush("list", 1, 2)
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+        valkey.sizes(["absent", "list", "text", "text"])
+    assert valkey.sizes(["text", "absent"]).tolist() == [5, -1]
+    valkey.client.client_kill_filter(_type="normal", skipme=False)
+    assert valkey.sizes(["absent", "text"]).tolist() == [-1, 5]
+    assert valkey.delete(["text", "list", "absent"]) == 2
