@@ -105,13 +105,14 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
-        templates = here.prompts(fleet.name).read().by_label()
+        templates = here.templates(fleet).by_label()
         with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).cold(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
             plan = here.plan(fleet, _prefixes(here, fleet.name))
             journal, store = here.state.journal(fleet.namespace), here.store(fleet.name)
             proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
-            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace}
+            of = (here.state.latest(fleet.name, "prefixes") or {}).get("templates")
+            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace, "templates": of}
             uri = here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
     return dg.MaterializeResult(
         metadata={

@@ -1,11 +1,12 @@
 """Chapter one: from template files to the token ids that requests share."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from assets.partitions import fleets
-from assets.reporting import OWNERS, failures, table, telling
+from assets.reporting import MAX_ROWS, OWNERS, failures, table, telling
 from resources.workspace import Workspace
 from warmers.errors import ConfigError
 
@@ -34,10 +35,11 @@ def prompt_prefixes(
     """
     with failures():
         here = telling(workspace, context)
-        fleet, prompts = here.fleet(context.partition_key), here.prompts(context.partition_key).read()
+        fleet = here.fleet(context.partition_key)
+        prompts = here.templates(fleet)
         with here.replicas(fleet.name).warmer(fleet) as replica:
             found = here.find_prefixes(fleet, prompts, replica.engine)
-        uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest})
+        uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest, "turns_at": found.turns_at})
     tags = {DATA_VERSION_TAG: prompts.digest}
     context.log_event(dg.AssetObservation(prompt_templates.key, partition=fleet.name, tags=tags))
     return dg.MaterializeResult(
@@ -65,6 +67,18 @@ def configuration_is_valid(
     return dg.AssetCheckResult(passed=True, metadata={"namespace": fleet.namespace})
 
 
+@dg.asset_check(asset=prompt_templates.key, partitions_def=fleets)
+def templates_are_readable(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """Every template file can be read; one that cannot keeps its last good version warm, and harms no other."""
+    with failures():
+        broken = workspace.prompts(context.partition_key).read().listing.broken
+    return dg.AssetCheckResult(
+        passed=not broken, severity=dg.AssetCheckSeverity.WARN, description=named_files(broken) or None
+    )
+
+
 @dg.asset_check(asset=prompt_prefixes, partitions_def=fleets, blocking=True)
 def tokens_match_engine(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
@@ -74,7 +88,8 @@ def tokens_match_engine(
 
     with failures():
         here = telling(workspace, context)
-        fleet, prompts = here.fleet(context.partition_key), here.prompts(context.partition_key).read()
+        fleet = here.fleet(context.partition_key)
+        prompts = here.templates(fleet)
         found = here.state.prefixes(fleet.name) or PrefixSet()
         with here.replicas(fleet.name).warmer(fleet) as replica:
             wrong = mismatches(found.prefixes, prompts.by_label(), replica.engine)
@@ -107,6 +122,11 @@ def prefix_is_stable(
         description="\n".join([*lost, *broken, "Move what varies behind what does not."]) if lost or broken else None,
         metadata={"too_short": table({"template": p.label, "tokens_short": p.short_by} for p in found.too_short)},
     )
+
+
+def named_files(broken: Mapping[str, str]) -> str:
+    """What could not be read, a line a file, at most MAX_ROWS of them."""
+    return "\n".join(reason for _, reason in zip(range(MAX_ROWS), broken.values(), strict=False))
 
 
 def _rows(found: "PrefixSet") -> list[dict[str, str | int]]:

@@ -97,7 +97,7 @@ def plan(fleet: FleetName = None, as_json: Json = False) -> None:
     from resources.engine import NoEngine
 
     engine = replica.engine if replica else NoEngine(settings.name)
-    found = workspace.find_prefixes(settings, workspace.prompts(settings.name).read(), engine)
+    found = workspace.find_prefixes(settings, workspace.templates(settings), engine)
     warm_plan = workspace.plan(settings, found)
     if as_json:
         problems = {

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from assets import cache, prompts
-from pipelines import jobs, schedules
+from pipelines import jobs, schedules, sensors
 from resources.workspace import Workspace
 
 
@@ -19,6 +19,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
         ],
         asset_checks=[
             prompts.configuration_is_valid,
+            prompts.templates_are_readable,
             prompts.tokens_match_engine,
             prompts.prefix_is_stable,
             cache.every_chunk_present,
@@ -28,6 +29,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
         ],
         jobs=[jobs.warm, jobs.prove],
         schedules=[schedules.nightly_warm],
+        sensors=[sensors.prompt_templates_changed, sensors.clock_turned],
         resources={"workspace": workspace},
     )
 

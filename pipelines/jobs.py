@@ -8,14 +8,14 @@ import dagster as dg
 
 from assets.cache import hit_rate, warm_chunks, warm_plan
 from assets.partitions import fleets
-from assets.prompts import configuration_is_valid, prompt_prefixes
+from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
 
 NO_RETRY = {"dagster/max_retries": "0"}
 
 warm = dg.define_asset_job(
     "warm",
     selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate)
-    | dg.AssetSelection.checks(configuration_is_valid),
+    | dg.AssetSelection.checks(configuration_is_valid, templates_are_readable),
     description="Render, plan, prefill what is missing, and prove it on a cold replica.",
     partitions_def=fleets,
     tags=NO_RETRY,

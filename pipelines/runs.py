@@ -1,25 +1,21 @@
 """Running a job from the command line, on the Dagster instance that the UI shows."""
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resources.processes import start_ticks
 from resources.workspace import Workspace
 
 if TYPE_CHECKING:
     import dagster as dg
 
-INSTANCE_YAML = """\
-telemetry:
-  enabled: false
-concurrency:
-  runs:
-    tag_concurrency_limits:
-      - key: dagster/partition
-        limit: 1
-        value: {applyLimitPerUniqueValue: true}
-"""
+INSTANCE_YAML = Path(__file__).with_name("dagster.yaml")
+FLEET_TAG = "warmfront/fleet"
+PROCESS_TAG = "warmfront/process"
+"""Host, pid and start of the process that executes a run from the command line."""
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
@@ -38,8 +34,9 @@ def instance_directory(workspace: Workspace) -> Path:
     named = os.environ.get("DAGSTER_HOME")
     home = Path(named) if named else workspace.local_directory / "dagster"
     home.mkdir(parents=True, exist_ok=True)
-    if not (home / "dagster.yaml").exists():
-        (home / "dagster.yaml").write_text(INSTANCE_YAML)
+    shipped, there = INSTANCE_YAML.read_text(), home / "dagster.yaml"
+    if not there.exists() or there.read_text().partition("\n")[0] == shipped.partition("\n")[0]:
+        there.write_text(shipped)
     return home
 
 
@@ -52,17 +49,41 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
 
     job = build_defs(workspace).resolve_job_def(name)
     with dg.DagsterInstance.from_config(str(instance_directory(workspace))) as instance:
+        unfinished(instance, fleet)
         result = job.execute_in_process(
             partition_key=fleet,
             instance=instance,
             raise_on_error=False,
             run_config=QUIET,
-            tags={"warmfront/fleet": fleet, "warmfront/started-by": "cli"},
+            tags={FLEET_TAG: fleet, PROCESS_TAG: _process(os.getpid())},
         )
     failures = (event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure)
     if any(data is not None and INTERRUPTED in data.metadata for data in failures):
         raise KeyboardInterrupt
     return Finished(result.run_id, result.success, tuple(_reasons(result)))
+
+
+def unfinished(instance: "dg.DagsterInstance", fleet: str) -> bool:
+    """Whether a run of the fleet waits or is under way; one whose process was killed is ended as failed first."""
+    import dagster as dg
+
+    ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+    open_statuses = [status for status in dg.DagsterRunStatus if status not in ended]
+    found = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": fleet}, statuses=open_statuses))
+    dead = [run for run in found if _is_dead(run.tags.get(PROCESS_TAG))]
+    for run in dead:
+        instance.report_run_failed(run, "Its process was killed; what it had finished is recorded. Run again.")
+    return len(found) > len(dead)
+
+
+def _process(pid: int) -> str:
+    return f"{socket.gethostname()}:{pid}:{start_ticks(pid)}"
+
+
+def _is_dead(process: str | None) -> bool:
+    """Whether a process of this host is gone; of another host, or of none that is named, nothing is known."""
+    host, _, rest = (process or "").partition(":")
+    return host == socket.gethostname() and process != _process(int(rest.partition(":")[0]))
 
 
 def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:

@@ -2,9 +2,9 @@
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import yaml
 from pydantic import (
@@ -22,7 +22,6 @@ from warmers.errors import ConfigError
 from warmers.fleet import EngineSpec, Fleet, ProofFloors, WarmLimits
 
 DEFAULT_PATH = Path("deploy/local/warmfront.yaml")
-TEMPLATE_SUFFIXES = (".yaml", ".yml", ".json", ".txt", ".md")
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -78,8 +77,18 @@ class ValkeySettings(_Section):
 class PromptSettings(_Section):
     """`prompts`: where the fleet's templates are."""
 
-    directory: Path
+    directory: str = Field(min_length=1, description="a directory, or s3://bucket/prefix")
     include: tuple[str, ...] = Field(default=("*",), description="file name patterns")
+    timezone: str = Field(default="UTC", description="IANA name: whose day it is where a template has the date in it")
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, timezone: str) -> str:
+        try:
+            ZoneInfo(timezone)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(f"{timezone!r} is no time zone of the IANA database") from None
+        return timezone
 
 
 class WarmSettings(_Section):
@@ -244,33 +253,24 @@ def _anchor(settings: Settings, path: Path) -> Settings:
 
     fleets = []
     for fleet in settings.fleets:
-        prompts = there(f"fleets.{fleet.name}.prompts.directory", fleet.prompts.directory)
-        if not template_files(prompts, fleet.prompts.include):
-            raise ConfigError(
-                f"reading {path}",
-                seen=f"fleets.{fleet.name}.prompts names no template: nothing in {prompts} matches "
-                f"{', '.join(fleet.prompts.include)}",
-                do="Put a template there, or correct prompts.include.",
-            )
         model = there(f"fleets.{fleet.name}.model.directory", fleet.model.directory)
         fleets.append(
             fleet.model_copy(
                 update={
                     "model": fleet.model.model_copy(update={"directory": model}),
-                    "prompts": fleet.prompts.model_copy(update={"directory": prompts}),
+                    "prompts": fleet.prompts.model_copy(update={"directory": _located(fleet.prompts.directory, base)}),
                 }
             )
         )
-    state = settings.state if "://" in settings.state else os.path.normpath(base / Path(settings.state).expanduser())
+    state = _located(settings.state, base)
     python = Path(os.path.normpath(base / settings.local.engine_python.expanduser()))
     local = settings.local.model_copy(update={"engine_python": python, "directory": local_directory(path)})
     return settings.model_copy(update={"state": state, "fleets": tuple(fleets), "local": local})
 
 
-def template_files(directory: Path, include: Sequence[str]) -> list[Path]:
-    """The template files at the top of a directory, sorted."""
-    entries = (path for path in sorted(directory.iterdir()) if path.suffix in TEMPLATE_SUFFIXES and path.is_file())
-    return [path for path in entries if any(path.match(pattern) for pattern in include)]
+def _located(place: str, base: Path) -> str:
+    """A URI as it is, a path from `base`."""
+    return place if "://" in place else os.path.normpath(base / Path(place).expanduser())
 
 
 def build_fleet(settings: FleetSettings, served_directory: Path, tokens_per_s: float | None) -> Fleet:

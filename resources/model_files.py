@@ -104,9 +104,14 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
     return {name: value for name, value in texts.items() if isinstance(value, str)}
 
 
+def reads_clock(model: Model) -> bool:
+    """Whether the chat template has the time in it."""
+    return model.chat_template is not None and READS_CLOCK.search(model.chat_template) is not None
+
+
 def clock_texts(model: Model, messages: Messages, options: RenderOptions) -> tuple[str, str] | None:
     """One request rendered by the chat template at two clock times; None where the template reads no clock."""
-    if model.chat_template is None or not READS_CLOCK.search(model.chat_template):
+    if not reads_clock(model):
         return None
     first, second = (render_chat(model, messages, options, clock) for clock in CLOCKS)
     return None if first == second else (first, second)

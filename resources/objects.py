@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from warmers.errors import ConfigError, StateUnavailable
@@ -33,6 +33,17 @@ class Objects(Protocol):
 
     def delete(self, path: str) -> None:
         """Delete a file, if it is there."""
+
+    def stamps(self) -> dict[str, "Stamp"]:
+        """Every file below the root, hidden ones and links that lead out of it apart."""
+
+
+class Stamp(NamedTuple):
+    """What changes with a file's content, without reading it."""
+
+    version: str
+    modified_at: float
+    """Seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,29 @@ class LocalObjects:
     def delete(self, path: str) -> None:
         """Unlink."""
         (self.root / path).unlink(missing_ok=True)
+
+    def stamps(self) -> dict[str, Stamp]:
+        """By size, times and inode."""
+        try:
+            inside = self.root.resolve(strict=True)
+            return dict(self._stamps(self.root, inside))
+        except OSError as error:
+            raise _unavailable("listing", self.root, error) from error
+
+    def _stamps(self, directory: Path, inside: Path) -> Iterator[tuple[str, Stamp]]:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.name.startswith(".") or (entry.is_symlink() and not path.resolve().is_relative_to(inside)):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    with suppress(PermissionError):  # what needs a file in it will say so
+                        yield from self._stamps(path, inside)
+                elif entry.is_file():
+                    with suppress(FileNotFoundError):  # deleted meanwhile
+                        stat = entry.stat()
+                        version = f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}-{stat.st_ino}"
+                        yield str(path.relative_to(self.root)), Stamp(version, stat.st_mtime)
 
     @contextmanager
     def _locked(self, path: str) -> Iterator[None]:
@@ -173,6 +207,19 @@ class S3Objects:
     def delete(self, path: str) -> None:
         """DELETE succeeds for absent keys too."""
         self._call("delete_object", path)
+
+    def stamps(self) -> dict[str, Stamp]:
+        """By ETag and size."""
+        try:
+            found = self.files.find(self.root, detail=True)
+        except OSError as error:
+            raise _unavailable("listing", f"s3://{self.root}", error) from error
+        named = ((path.removeprefix(f"{self.root}/"), info) for path, info in found.items())
+        return {
+            name: Stamp(f"{info['ETag']}-{info['size']}", info["LastModified"].timestamp())
+            for name, info in named
+            if not any(part.startswith(".") or not part for part in name.split("/"))
+        }
 
 
 def _status(error: BaseException) -> int | None:

@@ -4,13 +4,19 @@ Values differ from rendering to rendering, so that what stays the same is what a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, overload
 from uuid import UUID
+
+from warmers.errors import TemplateError
+from warmers.prefixes import Messages
 
 CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
 """Two times that differ in every field."""
+CLOCK_NAME = "strftime_now"
+"""The function by which chat templates, and ours, read the time."""
 IDS = (str(UUID(int=0x1C9E6679_7425_40DE_944B_E07FC1F90AE7)), str(UUID(int=0x9B2D7F00_1A3C_4E5F_8899_AABBCCDDEEFF)))
 NAMES = ("Ada Lovelace", "王小明")
 # They begin differently, since a BPE merge may cross from the template into what the user writes.
@@ -22,6 +28,9 @@ TEXTS = (
     "数据在哪里?",
     "",
 )
+MAX_SHOWN = 60
+REVISION = 1
+"""Of what is made up here; another one means that templates are rendered again."""
 MADE_UP: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset({"timestamp", "datetime", "now", "clock"}), tuple(c.isoformat() for c in CLOCKS)),
     (frozenset({"date", "today", "day"}), tuple(c.strftime("%A, %d %B %Y") for c in CLOCKS)),
@@ -62,21 +71,55 @@ class _MadeUp:
         return f"{other}{self}"
 
 
-def fill(
-    messages: Sequence[Mapping[str, Any]], probes: Mapping[str, Any], fixed: Mapping[str, str]
-) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """`messages` filled once for every made-up user text: every placeholder varies, but those that are `fixed`.
+@dataclass(frozen=True)
+class Fillings(Sequence[Messages]):
+    """`messages` filled once for every made-up user text; every placeholder varies, but those that are `fixed`.
 
-    Raises ValueError for what Jinja cannot parse or fill.
+    Filled when they are asked for: ten thousand templates do not fit into memory filled. Raises ValueError for
+    what Jinja cannot parse when it is made, and TemplateError for what it cannot fill when it is asked for.
     """
-    names = set().union(*(_placeholders(message["content"]) for message in messages)) - {"strftime_now"}
-    given = {name: value if isinstance(value, list) else [value] for name, value in probes.items()}
-    renderings = []
-    for number in range(max([len(TEXTS), *(len(values) + 1 for values in given.values())])):
-        values = {name: fixed.get(name, _value(name, given.get(name, []), number)) for name in sorted(names)}
-        values["strftime_now"] = CLOCKS[number % len(CLOCKS)].strftime
-        renderings.append(tuple({**message, "content": _render(message["content"], values)} for message in messages))
-    return tuple(renderings)
+
+    messages: Messages
+    probes: Mapping[str, Any]
+    fixed: Mapping[str, str]
+    clock: datetime | None = None
+    """Of all of them; None: two times, in turn."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every placeholder, the clock among them."""
+        return frozenset().union(*(_placeholders(message["content"]) for message in self.messages))
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether the time is in them."""
+        return CLOCK_NAME in self.names
+
+    def at(self, clock: datetime) -> "Fillings":
+        """The same at one time."""
+        return replace(self, clock=clock)
+
+    def __len__(self) -> int:
+        return max(len(TEXTS), *(len(values) + 1 for values in self._given.values()), 0)
+
+    @overload
+    def __getitem__(self, number: int) -> Messages: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Messages]: ...
+
+    def __getitem__(self, number: int | slice) -> Messages | Sequence[Messages]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        values = {name: self.fixed.get(name, _value(name, self._given.get(name, []), number)) for name in self.names}
+        values[CLOCK_NAME] = (self.clock or CLOCKS[number % len(CLOCKS)]).strftime
+        return tuple({**message, "content": _render(message["content"], values)} for message in self.messages)
+
+    @cached_property
+    def _given(self) -> dict[str, list[Any]]:
+        return {name: value if isinstance(value, list) else [value] for name, value in self.probes.items()}
 
 
 def _value(name: str, given: Sequence[Any], number: int) -> Any:
@@ -102,9 +145,15 @@ def _render(source: str, values: Mapping[str, Any]) -> str:
     try:
         return str(_environment().from_string(source).render(values))
     except Exception as error:
-        raise ValueError(f"filling its placeholders: {type(error).__name__}: {error}") from None
+        shown = source if len(source) <= MAX_SHOWN else source[:MAX_SHOWN] + "…"
+        raise TemplateError(
+            f"filling the placeholders of {shown!r}",
+            seen=f"{type(error).__name__}: {error}",
+            do="Correct the expression, or give probes for what it needs.",
+        ) from None
 
 
+@cache
 def _environment() -> Any:
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -88,7 +88,7 @@ class Processes:
     def running(self, name: str) -> Started | None:
         """The process, if it runs."""
         started = self.recorded(name)
-        return started if started and _ticks(started.pid) == started.ticks else None
+        return started if started and start_ticks(started.pid) == started.ticks else None
 
     def start(
         self,
@@ -99,6 +99,7 @@ class Processes:
         spec: str,
         env: Mapping[str, str] | None = None,
         shm: str = "",
+        nice: int = 0,
     ) -> Started:
         """Start it, detached; call under `locked`. What a crash left of an earlier one is ended first."""
         self.stop(name)
@@ -113,7 +114,8 @@ class Processes:
                 start_new_session=True,
             )
         child.returncode = 0  # it outlives this object, which would warn otherwise; _wait_gone reaps it
-        started = Started(name, child.pid, _ticks(child.pid) or 0, url, spec, shm)
+        _yield_to_others(child.pid, nice)
+        started = Started(name, child.pid, start_ticks(child.pid) or 0, url, spec, shm)
         scratch = self.directory / f".{name}.json"
         scratch.write_text(json.dumps(asdict(started)))
         scratch.replace(self.directory / f"{name}.json")
@@ -188,6 +190,18 @@ class InUse:
                 time.sleep(POLL_S)
 
 
+def _yield_to_others(pid: int, nice: int) -> None:
+    """Lower the priority of a process that was just started, and of all that it will start.
+
+    Where the kernel groups processes by session (sched_autogroup), niceness counts inside a group alone: the
+    group's own has to be set too, else an engine starves the daemon and the store in their sessions.
+    """
+    if nice:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
+            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
 def free_port() -> int:
     """A TCP port that was free on loopback just now."""
     with socket.socket() as probe:
@@ -205,15 +219,15 @@ def _stat(pid: int) -> list[str] | None:
     return None if fields[0] in "ZX" else fields
 
 
-def _ticks(pid: int) -> int | None:
-    """Start time: field 22 of proc(5)."""
+def start_ticks(pid: int) -> int | None:
+    """Start time in clock ticks since boot, field 22 of proc(5); None for a process that is gone."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None
 
 
 def _members(started: Started) -> list[int]:
     """The process and everything in its session. A pid is never reused while a session bears it."""
-    leader = _ticks(started.pid)
+    leader = start_ticks(started.pid)
     if leader is not None and leader != started.ticks:
         return []
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())

@@ -34,6 +34,8 @@ ENGINE_ENV = {
     "PYTHONHASHSEED": "0",
     "VLLM_LOGGING_COLOR": "0",
 }
+ENGINE_NICE = 10
+"""An engine takes every core; at equal priority its daemon answers pings and lookups too late, and Valkey too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,8 @@ class LocalReplicas:
         self.processes.start(
             "daemon", self._daemon_argv(fleet, daemon_url, store, zmq, shm), url=daemon_url, spec=spec, env=env, shm=shm
         )
-        self.processes.start("engine", self._engine_argv(fleet, engine_url, zmq), url=engine_url, spec=spec, env=env)
+        argv = self._engine_argv(fleet, engine_url, zmq)
+        self.processes.start("engine", argv, url=engine_url, spec=spec, env=env, nice=ENGINE_NICE)
         replica = self._replica(fleet, engine_url, daemon_url, fresh=True)
         timeout = self.settings.start_timeout_s
         self.processes.wait("daemon", replica.daemon.healthy, timeout, self.on_event)
@@ -223,8 +226,7 @@ class LocalReplicas:
         spec = fleet.engine
         parallel = ("--tensor-parallel-size", str(spec.tensor_parallel), "--distributed-executor-backend", "mp")
         return [
-            # An engine that takes every core would keep its daemon from answering: pings and lookups time out.
-            *("nice", "-n", "10", str(self.settings.engine_python)),
+            str(self.settings.engine_python),
             *("-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(urlsplit(url).port)),
             *("--model", fleet.model.path, "--served-model-name", fleet.model.served_name),
             *("--dtype", spec.dtype, "--kv-cache-dtype", spec.kv_cache_dtype, "--block-size", str(spec.block_tokens)),

@@ -1,7 +1,7 @@
 """The state store: one tree at an fsspec URI, of immutable documents and of pointers moved by conditional write.
 
-    fleets/<fleet>/prefixes.json, plan.json, warm.json, proof.json   pointers to the latest
-    fleets/<fleet>/{prefixes,plan,warm,proof}/<time>-<random>.*      what they point to
+    fleets/<fleet>/{templates,prefixes,plan,warm,proof}.json         pointers to the latest
+    fleets/<fleet>/{templates,…}/<time>-<random>.*                   what they point to
     namespaces/<namespace>/lease.json
     namespaces/<namespace>/ledger/<time>-<random>.parquet            segments, oldest first
 
@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 
 from resources.objects import Objects, open_objects
+from warmers.changes import Entry, Listing
 from warmers.ledger import Rows, merge
 from warmers.prefixes import Failed, Prefix, PrefixSet, Variation
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 COMPACT_AT = 32
 """Ledger segments beyond which they are rewritten as one."""
-PREFIX_FORMAT = 1
+PREFIX_FORMAT = 2
 """Of a stored prefix set; one of another format is rendered again."""
 KEEP = 20
 """Immutable documents of a kind kept behind a pointer."""
@@ -67,6 +68,15 @@ class StateStore:
         pointer = self.latest(fleet, kind)
         found = self.objects.read(pointer["path"]) if pointer else None
         return json.loads(found[0]) if found else None
+
+    def save_listing(self, fleet: str, listing: Listing) -> None:
+        """Remember what the fleet's source holds."""
+        self.point(fleet, "templates", json.dumps(asdict(listing)).encode(), ".json", {"digest": listing.digest})
+
+    def listing(self, fleet: str) -> Listing:
+        """What the fleet's source held when it was last looked at; empty before."""
+        found = self.document(fleet, "templates") or {"templates": {}, "broken": {}}
+        return Listing({label: Entry(*entry) for label, entry in found["templates"].items()}, found["broken"])
 
     def save_prefixes(self, fleet: str, prefixes: PrefixSet, summary: Mapping[str, Any]) -> str:
         """Write a prefix set and make it the latest; its URI."""
@@ -167,12 +177,14 @@ def _prefixes_to_parquet(prefixes: PrefixSet) -> bytes:
             "adapter": p.adapter,
             "weight": p.weight,
             "variations": json.dumps([asdict(v) for v in p.variations]),
+            "source": p.source,
+            "turns_at": p.turns_at,
             "failed": None,
         }
         for p in prefixes.found
     ]
-    rows += [{"template": f.template, "failed": f.reason} for f in prefixes.failed]
-    return _to_parquet(pd.DataFrame(rows, columns=None if rows else ["template", "failed"]))
+    rows += [{"template": f.template, "failed": f.reason, "source": f.source} for f in prefixes.failed]
+    return _to_parquet(pd.DataFrame(rows, columns=None if rows else ["template", "failed", "source"]))
 
 
 def _prefixes_from_parquet(content: bytes) -> PrefixSet:
@@ -182,7 +194,7 @@ def _prefixes_from_parquet(content: bytes) -> PrefixSet:
     for row in frame.to_dict("records"):
         reason = row.pop("failed")
         if reason is not None:
-            failed.append(Failed(row["template"], reason))
+            failed.append(Failed(row["template"], reason, row["source"]))
             continue
         variations = tuple(
             Variation(v["where"], tuple(v["values"]), v["lost_chars"]) for v in json.loads(row.pop("variations"))

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from resources.config import FleetSettings, Settings, build_fleet, config_path, load_settings, local_directory
 from warmers.errors import ConfigError
@@ -19,7 +21,7 @@ from warmers.errors import ConfigError
 if TYPE_CHECKING:
     from resources.kv_store import ValkeyStore
     from resources.local_stack import LocalStack
-    from resources.prompts import DirectoryPrompts, Prompts
+    from resources.prompts import Prompts, PromptSource
     from resources.replicas import LocalReplicas
     from resources.state import StateStore
     from warmers.fleet import Fleet
@@ -98,12 +100,21 @@ class Workspace:
         last = self.state.latest(settings.name, "warm") or {}
         return build_fleet(settings, self.local_directory / "served", last.get("tokens_per_s"))
 
-    def prompts(self, name: str) -> "DirectoryPrompts":
+    def prompts(self, name: str) -> "PromptSource":
         """Where the fleet's templates come from."""
-        from resources.prompts import DirectoryPrompts
+        from resources.objects import open_objects
+        from resources.prompts import PromptSource
 
         prompts = self.fleet_settings(name).prompts
-        return DirectoryPrompts(prompts.directory, prompts.include)
+        return PromptSource(open_objects(prompts.directory), prompts.include)
+
+    def templates(self, fleet: "Fleet") -> "Prompts":
+        """The fleet's templates, and those with a clock as they read at present. Raises SourceUnavailable."""
+        from resources.clocks import present
+
+        prompts = self.prompts(fleet.name).read()
+        now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
+        return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
 
     def store(self, name: str) -> "ValkeyStore":
         """The fleet's L2. Raises StoreUnavailable where it is the embedded one and does not run."""
@@ -128,10 +139,8 @@ class Workspace:
     def find_prefixes(self, fleet: "Fleet", prompts: "Prompts", engine: "Engine") -> "PrefixSet":
         """The prefixes of all templates; those that did not change since the last set are not rendered again."""
         from resources.model_files import clock_texts
-        from warmers.prefixes import find_prefixes
+        from warmers.prefixes import PrefixSet, find_prefixes
 
-        known = self.state.prefixes(fleet.name)
-        by_digest = {prefix.digest: prefix for prefix in known.found} if known else {}
         shaping = f"{fleet.model.tokenizer_digest} {fleet.engine.vllm} {fleet.engine.chunk_tokens}"
         return find_prefixes(
             prompts.templates,
@@ -139,7 +148,7 @@ class Workspace:
             chunk_tokens=fleet.engine.chunk_tokens,
             max_model_len=fleet.engine.max_model_len,
             digest_of=lambda template: sha256(f"{shaping} {template.digest}".encode()).hexdigest(),
-            cached=by_digest.get,
+            last=self.state.prefixes(fleet.name) or PrefixSet(),
             clock_texts=partial(clock_texts, fleet.model),
             failed=prompts.failed,
         )

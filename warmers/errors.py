@@ -10,6 +10,7 @@ WarmfrontError
     ├── EngineUnavailable     unreachable, no answer in time, or 5xx
     ├── StoreUnavailable      L2 does not answer
     ├── StateUnavailable      the state store does not answer
+    ├── SourceUnavailable     a directory or bucket of templates does not answer
     ├── LeaseHeld             another writer warms this namespace
     ├── LeaseLost             ours expired, or was taken over
     ├── NotWarm               chunks did not appear in L2 before the deadline
@@ -59,6 +60,10 @@ class StoreUnavailable(TransientError):
 
 class StateUnavailable(TransientError):
     """The state store does not answer, or refuses a write."""
+
+
+class SourceUnavailable(TransientError):
+    """A fleet's templates cannot be listed."""
 
 
 class LeaseHeld(TransientError):

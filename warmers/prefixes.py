@@ -43,11 +43,15 @@ class Template:
     context: str | None
     digest: str
     """Of everything that shapes the token ids: filled messages, tools, template arguments."""
-    renderings: tuple[Messages, ...]
+    renderings: Sequence[Messages]
     options: RenderOptions = RenderOptions()
     salt: str = ""
     adapter: str | None = None
     weight: float = 1.0
+    source: str = ""
+    """The file it comes from."""
+    turns_at: float | None = None
+    """For a template as its clock has it now: when that turns, in seconds since the epoch. None: for all times."""
 
     @property
     def label(self) -> str:
@@ -114,6 +118,9 @@ class Prefix:
     adapter: str | None = None
     weight: float = 1.0
     variations: tuple[Variation, ...] = ()
+    source: str = ""
+    turns_at: float | None = None
+    """When its clock turns and no request starts with it any more, in seconds since the epoch; None: never."""
 
     @property
     def label(self) -> str:
@@ -156,7 +163,10 @@ class Failed:
     """A template that could not be read or rendered; it harms no other."""
 
     template: str
+    """Its label, or its file where that could not be read."""
     reason: str
+    source: str = ""
+    """Its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +180,11 @@ class PrefixSet:
     def prefixes(self) -> tuple[Prefix, ...]:
         """Those that can hit: at least one full chunk."""
         return tuple(p for p in self.found if p.chunks)
+
+    @property
+    def turns_at(self) -> float | None:
+        """When the first of their clocks turns, in seconds since the epoch; None: none has one."""
+        return min((p.turns_at for p in self.found if p.turns_at is not None), default=None)
 
     @property
     def too_short(self) -> tuple[Prefix, ...]:
@@ -234,7 +249,7 @@ def find_prefix(
     rendered = [engine.render(messages, template.options) for messages in distinct]
     variations = list(varying_lines(distinct))
     starts = list(rendered)
-    texts = clock_texts(distinct[0], template.options) if clock_texts else None
+    texts = clock_texts(distinct[0], template.options) if clock_texts and template.turns_at is None else None
     if texts is not None:
         local = [engine.tokenize(text) for text in texts]
         if common_start([rendered[0], local[0]]) < common_start(local):
@@ -258,6 +273,8 @@ def find_prefix(
         adapter=template.adapter,
         weight=template.weight,
         variations=tuple(variations),
+        source=template.source,
+        turns_at=template.turns_at,
     )
 
 
@@ -270,6 +287,8 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
         salt=template.salt,
         adapter=template.adapter,
         weight=template.weight,
+        source=template.source,
+        turns_at=template.turns_at,
     )
 
 
@@ -295,17 +314,21 @@ def find_prefixes(
     chunk_tokens: int,
     max_model_len: int,
     digest_of: Callable[[Template], str],
-    cached: Callable[[str], Prefix | None],
+    last: PrefixSet,
     clock_texts: ClockTexts | None = None,
     failed: Iterable[Failed] = (),
 ) -> PrefixSet:
-    """The prefixes of all templates; a template that fails is reported, with those that `failed` before."""
+    """The prefixes of all templates; a template that fails is reported, with those that `failed` before.
+
+    What did not change since `last` is not rendered again, and what is broken now keeps the prefix it had.
+    """
+    by_digest = {prefix.digest: prefix for prefix in last.found}
     found: list[Prefix] = []
     broken = list(failed)
     for template in templates:
         digest = digest_of(template)
         try:
-            known = cached(digest)
+            known = by_digest.get(digest)
             prefix = (
                 relabel(known, template)
                 if known
@@ -313,10 +336,16 @@ def find_prefixes(
             )
             _require_fit(prefix, max_model_len)
         except PermanentError as error:
-            broken.append(Failed(template.label, str(error)))
+            broken.append(Failed(template.label, str(error), template.source))
             continue
         found.append(prefix)
-    return PrefixSet(tuple(found), tuple(broken))
+    return PrefixSet((*found, *_kept(last, found, broken)), tuple(broken))
+
+
+def _kept(last: PrefixSet, found: Iterable[Prefix], broken: Iterable[Failed]) -> tuple[Prefix, ...]:
+    """Prefixes of the last good version of what is broken: its users still have that one."""
+    sources, there = {failed.source for failed in broken if failed.source}, {prefix.label for prefix in found}
+    return tuple(p for p in last.found if p.source in sources and p.label not in there and p.turns_at is None)
 
 
 def _require_fit(prefix: Prefix, max_model_len: int) -> None:

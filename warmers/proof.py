@@ -3,7 +3,7 @@
 `judge` decides on what `warmers/observation.py` saw. Present in L2 is not proven: see `warmers/presence.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -88,8 +88,8 @@ class Proof:
         return median(p.speedup for p in self.prefixes) if self.prefixes else 0.0
 
 
-def choose(plan: WarmPlan, ledger: Rows) -> list[int]:
-    """Prefixes to prove in this run, of those that are whole in L2.
+def choose(plan: WarmPlan, ledger: Rows, templates: Container[str]) -> list[int]:
+    """Prefixes to prove in this run, of those that are whole in L2 and whose template can be read.
 
     Never proven since they were warmed before proven long ago, then heavy, then long ones.
     """
@@ -102,7 +102,8 @@ def choose(plan: WarmPlan, ledger: Rows) -> list[int]:
         return oldest, -plan.prefixes[number].weight, -plan.prefixes[number].shared
 
     whole = [n for n, path in enumerate(plan.tree.paths) if len(path) and not plan.missing_of(n)]
-    return sorted((n for n in whole if plan.twin_of(n) is None), key=rank)[: plan.fleet.floors.max_prefixes]
+    known = [n for n in whole if plan.prefixes[n].label in templates]
+    return sorted((n for n in known if plan.twin_of(n) is None), key=rank)[: plan.fleet.floors.max_prefixes]
 
 
 def judge(observations: Observations, floors: ProofFloors) -> Proof:
@@ -199,7 +200,7 @@ def prove(
     on_event: Callable[[str], None] = lambda _: None,
 ) -> Proof:
     """Choose, observe, judge, and write into the ledger what was proven. Raises EngineUnavailable, LeaseLost."""
-    chosen = choose(plan, journal.rows())
+    chosen = choose(plan, journal.rows(), templates)
     proof = judge(observe(plan, chosen, templates, replica, store, clock, on_event), plan.fleet.floors)
     fence.check()
     journal.record(rows_of(plan, proven_chunks(plan, proof), proven_at=proof.at))

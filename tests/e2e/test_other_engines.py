@@ -22,7 +22,7 @@ def test_two_ranks_are_warmed_checked_and_proven(host):
     with host.replicas("tp2").warmer(fleet) as replica:
         require_match(fleet, replica.engine.identity(), replica.daemon_identity())
         store, journal = host.store("tp2"), host.state.journal(fleet.namespace)
-        found = host.find_prefixes(fleet, host.prompts("tp2").read(), replica.engine)
+        found = host.find_prefixes(fleet, host.templates(fleet), replica.engine)
         plan = host.plan(fleet, found)
         with host.lease(fleet.namespace) as fence:
             result = warm(plan, replica, store, journal, fence, host.clock)
@@ -40,9 +40,10 @@ def test_two_ranks_are_warmed_checked_and_proven(host):
             assert (short.verdict, short.hit_tokens) == ("failed", fleet.engine.chunk_tokens)
             warm(host.plan(fleet, found), replica, store, journal, fence, host.clock)
         whole = host.plan(fleet, found)
-        templates = host.prompts("tp2").read().by_label()
-        seen = observe(whole, choose(whole, Rows.empty())[:2], templates, replica, store, host.clock)
-        assert judge(replace(seen, fresh=True), fleet.floors).verdict == "proven"
+        templates = host.templates(fleet).by_label()
+        seen = observe(whole, choose(whole, Rows.empty(), templates)[:2], templates, replica, store, host.clock)
+        proof = judge(replace(seen, fresh=True), fleet.floors)
+        assert (proof.verdict, proof.reasons) == ("proven", ())
 
 
 class WithoutConnector(LocalReplicas):
@@ -61,7 +62,7 @@ def test_an_engine_that_stores_nothing_is_recognised(host):
     with replicas.warmer(fleet) as replica:
         with pytest.raises(EngineMismatch, match="without a KV connector"):
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
-        found = host.find_prefixes(fleet, host.prompts("bare").read(), replica.engine)
+        found = host.find_prefixes(fleet, host.templates(fleet), replica.engine)
         plan = host.plan(fleet, found)
         assert plan.missing_chunks
         journal = host.state.journal(fleet.namespace)

@@ -44,7 +44,7 @@ def store(host, replica):
 
 @pytest.fixture(scope="module")
 def prefixes(host, fleet, replica):
-    return host.find_prefixes(fleet, host.prompts("chat").read(), replica.engine)
+    return host.find_prefixes(fleet, host.templates(host.fleet("chat")), replica.engine)
 
 
 def run_warm(host, fleet, replica, prefixes):
@@ -80,7 +80,7 @@ def test_templates_sharing_a_start_are_found_to_share_it(prefixes):
 
 
 def test_every_path_of_the_engine_renders_alike(host, fleet, prefixes, replica):
-    templates = host.prompts("chat").read().by_label()
+    templates = host.templates(host.fleet("chat")).by_label()
     assert mismatches(prefixes.prefixes, templates, replica.engine) == ()
     for prefix in prefixes.prefixes:
         template = templates[prefix.label]
@@ -91,7 +91,7 @@ def test_every_path_of_the_engine_renders_alike(host, fleet, prefixes, replica):
 
 def test_our_own_rendering_of_the_chat_template_is_the_engines(host, fleet, replica):
     """It is used only to find where a chat template reads the clock."""
-    for template in host.prompts("chat").read().templates:
+    for template in host.templates(host.fleet("chat")).templates:
         text = render_chat(fleet.model, template.renderings[0], template.options, CLOCKS[0])
         ids = replica.engine.render(template.renderings[0], template.options)
         assert np.array_equal(replica.engine.tokenize(text), ids)
@@ -118,8 +118,10 @@ def test_warming_again_computes_nothing(host, fleet, replica, prefixes, warmed):
 def test_a_cold_sample_hits_every_expected_token_by_both_counts(host, fleet, replica, prefixes, store, warmed):
     plan = host.plan(fleet, prefixes)
     held = set(store.client.scan_iter(f"{fleet.namespace}@*"))
-    templates = host.prompts("chat").read().by_label()
-    seen = observe(plan, choose(plan, host.state.journal("none").rows()), templates, replica, store, host.clock)
+    templates = host.templates(host.fleet("chat")).by_label()
+    seen = observe(
+        plan, choose(plan, host.state.journal("none").rows(), templates), templates, replica, store, host.clock
+    )
     proof = judge(replace(seen, fresh=True), fleet.floors)
     assert proof.reasons == ()
     assert proof.hit_tokens == proof.expected_tokens == sum(p.full_tokens for p in prefixes.prefixes)
@@ -176,7 +178,7 @@ ws = Workspace(Path(sys.argv[1]), on_event=lambda m: None)
 fleet = ws.fleet("chat")
 fleet = replace(fleet, limits=replace(fleet.limits, concurrency=1))
 with ws.replicas("chat").warmer(fleet) as replica:
-    found = ws.find_prefixes(fleet, ws.prompts("chat").read(), replica.engine)
+    found = ws.find_prefixes(fleet, ws.templates(fleet), replica.engine)
     mine = PrefixSet(tuple(replace(p, salt="killed") for p in found.prefixes))
     plan = ws.plan(fleet, mine)
     with ws.lease(fleet.namespace) as fence:

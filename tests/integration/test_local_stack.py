@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resources.local_stack import LocalStack
-from resources.processes import Processes, _ticks
+from resources.processes import Processes, start_ticks
 from warmers.errors import ProcessDied, StoreUnavailable
 
 PARENT = """
@@ -21,7 +21,7 @@ time.sleep(600)
 
 
 def alive(pid):
-    return _ticks(pid) is not None
+    return start_ticks(pid) is not None
 
 
 def wait_for(condition, seconds=10):

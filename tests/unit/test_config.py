@@ -33,7 +33,7 @@ def test_paths_are_relative_to_the_file(write, tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     settings = load_settings(path)
     assert settings.state == str(tmp_path / "state")
-    assert settings.fleets[0].prompts.directory == tmp_path / "prompts"
+    assert settings.fleets[0].prompts.directory == str(tmp_path / "prompts")
     remote = write(FLEET, state="s3://bucket/wf", local={"directory": "here"})
     assert load_settings(remote).state == "s3://bucket/wf"
     assert local_directory(remote) == tmp_path / "here"
@@ -54,8 +54,7 @@ def test_the_stack_is_found_whatever_else_is_wrong(write, tmp_path):
         ([{**FLEET, "name": "No_Label"}], r"fleets\.No_Label\.name"),
         ([{k: v for k, v in FLEET.items() if k != "prompts"}], r"fleets\.chat\.prompts: Field required"),
         ([FLEET, FLEET], "two fleets are named 'chat'"),
-        ([{**FLEET, "prompts": {"directory": "gone"}}], r"fleets\.chat\.prompts\.directory: there is no directory"),
-        ([{**FLEET, "prompts": {"directory": "prompts", "include": ["*.md"]}}], "names no template"),
+        ([{**FLEET, "prompts": {"directory": "p", "timezone": "Mars"}}], r"fleets\.chat\.prompts\.timezone: 'Mars'"),
         ([{**FLEET, "model": {"name": "m", "directory": "gone"}}], r"fleets\.chat\.model\.directory"),
         ([{**FLEET, "l2": {"url": "redis://u:secret@h:1"}}], r"fleets\.chat\.l2\.url.*password_env"),
         ([{**FLEET, "l2": {"url": "redis://h/3"}}], "database 0 alone"),

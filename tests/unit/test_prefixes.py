@@ -4,7 +4,9 @@ from fakes import CHUNK, DictStore, FakeEngine, make_fleet
 
 from warmers.errors import TemplateError
 from warmers.prefixes import (
+    Failed,
     Prefix,
+    PrefixSet,
     RenderOptions,
     Template,
     Variation,
@@ -90,14 +92,15 @@ def test_a_template_without_placeholders_is_one_rendering(engine):
     assert prefix.shared == len(prefix.rendered)
 
 
-def find(templates, engine, known=None, max_model_len=1000):
+def find(templates, engine, last=None, max_model_len=1000, failed=()):
     return find_prefixes(
         templates,
         engine,
         chunk_tokens=CHUNK,
         max_model_len=max_model_len,
         digest_of=lambda t: t.digest,
-        cached=(known or {}).get,
+        last=last or PrefixSet(),
+        failed=failed,
     )
 
 
@@ -113,10 +116,23 @@ def test_short_and_failing_templates_are_reported_and_harm_no_other(engine):
 def test_what_did_not_change_is_not_rendered_again_but_takes_the_new_salt(engine):
     first = find([template(LONG, name="a"), template(LONG * 2, name="b")], engine)
     before = engine.renders
-    known = {p.digest: p for p in first.found}
-    second = find([template(LONG, name="a", salt="s"), template(LONG * 2, name="b")], engine, known)
+    second = find([template(LONG, name="a", salt="s"), template(LONG * 2, name="b")], engine, first)
     assert engine.renders == before
     assert [p.salt for p in second.prefixes] == ["s", ""]
+
+
+def test_what_is_broken_now_keeps_its_last_good_prefix(engine):
+    sources = {"a": "a.yaml", "b": "b.yaml"}
+    first = find([template(LONG, name=name, source=source) for name, source in sources.items()], engine)
+    second = find([template(LONG, name="a", source="a.yaml")], engine, first, failed=[Failed("b.yaml", "?", "b.yaml")])
+    assert [p.label for p in second.found] == ["a", "b"]
+    too_long = template(LONG * 40, name="b", source="b.yaml")
+    third = find([template(LONG, name="a", source="a.yaml"), too_long], engine, second, max_model_len=500)
+    assert [p.label for p in third.found] == ["a", "b"]
+    assert third.found[1].shared == first.found[1].shared
+    assert [f.template for f in third.failed] == ["b"]
+    gone = find([template(LONG, name="a", source="a.yaml")], engine, third)
+    assert [p.label for p in gone.found] == ["a"]
 
 
 def test_a_prefix_of_another_tokenizer_is_found(engine):

@@ -37,8 +37,12 @@ def templates_of(plan):
     return {label: Template(label, None, "d", (({"role": "user", "content": label},),), options) for label in labels}
 
 
+def labels(plan):
+    return {prefix.label for prefix in plan.prefixes}
+
+
 def proof_of(plan, engine, store, templates=None, floors=None):
-    chosen = choose(plan, Rows.empty())
+    chosen = choose(plan, Rows.empty(), labels(plan))
     seen = observe(plan, chosen, templates or templates_of(plan), engine, store, FakeClock())
     return judge(seen, floors or plan.fleet.floors)
 
@@ -140,9 +144,9 @@ def test_in_16_bits_rounding_of_the_cold_run_is_told_from_other_kv():
 
 def test_unproven_prefixes_come_first_and_twins_once():
     plan, _, _ = scene("ab", "cdef", "ab", "x")
-    assert [plan.prefixes[n].label for n in choose(plan, Rows.empty())] == ["cdef", "ab", "x"]
+    assert [plan.prefixes[n].label for n in choose(plan, Rows.empty(), labels(plan))] == ["cdef", "ab", "x"]
     ledger = rows_of(plan, plan.tree.paths[1].tolist(), proven_at=5.0)
-    assert [plan.prefixes[n].label for n in choose(plan, ledger)] == ["ab", "x", "cdef"]
+    assert [plan.prefixes[n].label for n in choose(plan, ledger, labels(plan))] == ["ab", "x", "cdef"]
 
 
 def test_a_prefix_that_was_warmed_again_is_proven_again():
@@ -153,7 +157,7 @@ def test_a_prefix_that_was_warmed_again_is_proven_again():
             rows_of(plan, [plan.tree.paths[1][0]], warmed_at=9.0),
         ]
     )
-    assert [plan.prefixes[n].label for n in choose(plan, both)] == ["cd", "ab"]
+    assert [plan.prefixes[n].label for n in choose(plan, both, labels(plan))] == ["cd", "ab"]
 
 
 def test_a_prefix_that_is_not_whole_keeps_the_fleet_from_being_proven_and_harms_no_other():

@@ -1,0 +1,59 @@
+"""Templates whose text has the time in it: how they read now, and until when.
+
+A clock ends the prefix that holds for all times. Where it turns no more often than hourly, what follows it is
+shared by all requests until it does, and that is warmed too, and again once it has turned.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from resources.model_files import reads_clock, render_chat
+from resources.placeholders import Fillings
+from warmers.errors import TemplateError
+from warmers.fleet import Model
+from warmers.prefixes import Template
+
+NOW = "@now"
+"""End of the name of a template as it reads at present."""
+
+
+def present(templates: Iterable[Template], model: Model, now: datetime) -> Iterator[Template]:
+    """Templates with a clock, as their requests read until it turns; none for a clock that runs too fast."""
+    for template in templates:
+        if isinstance(template.renderings, Fillings) and (template.renderings.reads_clock or reads_clock(model)):
+            with suppress(TemplateError):  # the template itself is rendered too, and will say so
+                yield from _present(template, template.renderings, model, now)
+
+
+def _present(template: Template, renderings: Fillings, model: Model, now: datetime) -> Iterator[Template]:
+    def text(at: datetime) -> str:
+        messages = renderings.at(at)[0]
+        return render_chat(model, messages, template.options, at) if reads_clock(model) else repr(messages)
+
+    turn = next_turn(text, now)
+    if turn is not None:
+        yield replace(
+            template,
+            name=f"{template.name}{NOW}",
+            digest=f"{template.digest} {turn.isoformat()}",
+            renderings=renderings.at(now),
+            turns_at=turn.timestamp(),
+        )
+
+
+def next_turn(text: Callable[[datetime], str], now: datetime) -> datetime | None:
+    """When `text` changes next, if it is at a full hour or a midnight of the coming year."""
+    current = text(now)
+    soon = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
+    if text(now + timedelta(seconds=1)) != current or (soon.minute and text(soon) != current):
+        return None
+    return next((at for at in _boundaries(now) if text(at) != current), None)
+
+
+def _boundaries(now: datetime) -> Iterator[datetime]:
+    """The full hours of a day, then the midnights of a year, on the wall clock of `now`'s zone."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    yield from (hour + timedelta(hours=n) for n in range(1, 25))
+    yield from (hour.replace(hour=0) + timedelta(days=n) for n in range(2, 367))

@@ -1,0 +1,112 @@
+"""What became different in a source of templates between two looks at it, and whether that asks for a run.
+
+Looking at a source belongs in `resources/prompts.py`, asking for a run in `pipelines/sensors.py`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import NamedTuple
+
+CANDIDATE = ".candidate"
+"""End of the name of a template's next version, which stands beside the live one until it is promoted."""
+
+
+class Entry(NamedTuple):
+    """One template or context of it."""
+
+    source: str
+    """The file it comes from."""
+    digest: str
+    """Of everything that shapes its token ids, keys and order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a source held at one time."""
+
+    templates: Mapping[str, Entry] = field(default_factory=dict)
+    """By label."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+
+    @property
+    def digest(self) -> str:
+        """Of the templates that could be read, wherever their files are; 16 hex digits."""
+        return _digest({label: entry.digest for label, entry in self.templates.items()})
+
+    @property
+    def trouble(self) -> str:
+        """Digest of what could not be read; empty when nothing."""
+        return _digest(self.broken) if self.broken else ""
+
+    def keeping(self, before: "Listing") -> "Listing":
+        """This, with what `before` had of files that are broken now: their last good version stays in force."""
+        kept = {label: entry for label, entry in before.templates.items() if entry.source in self.broken}
+        return replace(self, templates=kept | dict(self.templates))
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is remembered of one source from tick to tick."""
+
+    stamp: str = ""
+    """Of its files, by which unchanged ones need not be read."""
+    digest: str = ""
+    """Of the listing that a run was last asked for."""
+    trouble: str = ""
+    """Of what was last reported as unreadable."""
+    epoch: int = 0
+    """Grows with every run that is asked for: run keys are remembered for ever, and A may come back after B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Labels, by what happened to them."""
+
+    new: tuple[str, ...]
+    changed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    promoted: tuple[str, ...]
+    """What was the candidate is live now."""
+
+    def __str__(self) -> str:
+        named = {"new": self.new, "changed": self.changed, "deleted": self.deleted, "promoted": self.promoted}
+        return "; ".join(f"{kind}: {_shown(labels)}" for kind, labels in named.items() if labels)
+
+
+def compare(before: Listing, after: Listing) -> Changes:
+    """What happened between two listings."""
+    old, new = before.templates, after.templates
+    differing = {label for label in new if label not in old or old[label].digest != new[label].digest}
+    promoted = {
+        label
+        for label in differing
+        if (candidate := candidate_of(label)) in old
+        and candidate not in new
+        and old[candidate].digest == new[label].digest
+    }
+    gone = old.keys() - new.keys() - {candidate_of(label) for label in promoted}
+    rest = differing - promoted
+    return Changes(
+        new=tuple(sorted(rest - old.keys())),
+        changed=tuple(sorted(rest & old.keys())),
+        deleted=tuple(sorted(gone)),
+        promoted=tuple(sorted(promoted)),
+    )
+
+
+def candidate_of(label: str) -> str:
+    """The label that a template's candidate has, or would have."""
+    name, slash, context = label.partition("/")
+    return f"{name}{CANDIDATE}{slash}{context}"
+
+
+def _shown(labels: tuple[str, ...], most: int = 10) -> str:
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return ", ".join(labels[:most]) + more
+
+
+def _digest(value: Mapping[str, str]) -> str:
+    return sha256(json.dumps(sorted(value.items())).encode()).hexdigest()[:16]
