@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,14 +19,14 @@ class KVStore(Protocol):
         """Delete keys, return how many existed. Raises StoreUnavailable."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Presence:
     """Sizes found in L2: `sizes` [chunk, rank] in bytes, -1 absent."""
 
     sizes: NDArray[np.int64]
     expected_bytes: int
 
-    @property
+    @cached_property
     def complete(self) -> NDArray[np.bool_]:
         """[chunk]: every rank's key exists with the right size."""
         whole: NDArray[np.bool_] = (self.sizes == self.expected_bytes).all(axis=1)
