@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
+from resources.workspace import Workspace
 from warmers.errors import EngineRefused
 from warmers.fleet import DaemonIdentity, EngineIdentity, EngineSpec, Fleet, KVShape, Model, ProofFloors, WarmLimits
 from warmers.keys import KeyLayout, chunk_keys
@@ -255,3 +257,40 @@ class FakeReplicas:
 
     def running(self, fleet):
         return self.engine
+
+
+class ValkeyValues:
+    """The values behind a ValkeyStore, for the fake engine to write."""
+
+    def __init__(self, store):
+        self.client = store.client
+
+    def put(self, key, value):
+        self.client.set(key, value)
+
+    def get(self, key):
+        return self.client.get(key)
+
+
+class FakedWorkspace(Workspace):
+    """A workspace whose replicas are fakes; everything else is real."""
+
+    @cached_property
+    def engines(self) -> dict[str, FakeEngine]:
+        return {}
+
+    @property
+    def engine(self) -> FakeEngine:
+        """Of the fleet `chat`."""
+        return self.engine_of("chat")
+
+    def engine_of(self, name) -> FakeEngine:
+        if name not in self.engines:
+            self.engines[name] = FakeEngine(self.fleet(name), ValkeyValues(self.store(name)))
+        return self.engines[name]
+
+    def replicas(self, name):
+        return FakeReplicas(self.engine_of(name))
+
+    def telling(self, on_event):
+        return self

@@ -2,43 +2,15 @@
 
 import json
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 import dagster as dg
 import pytest
-from fakes import CHUNK, FakeEngine, FakeReplicas
+from fakes import CHUNK, FakedWorkspace
 
 from pipelines.definitions import build_defs
 from resources.leases import StateLease
 from resources.workspace import Workspace
-
-
-class ValkeyValues:
-    """The values behind a ValkeyStore, for the fake engine to write."""
-
-    def __init__(self, store):
-        self.client = store.client
-
-    def put(self, key, value):
-        self.client.set(key, value)
-
-    def get(self, key):
-        return self.client.get(key)
-
-
-class FakedWorkspace(Workspace):
-    """A workspace whose replicas are fakes; everything else is real."""
-
-    @cached_property
-    def engine(self) -> FakeEngine:
-        return FakeEngine(self.fleet("chat"), ValkeyValues(self.store("chat")))
-
-    def replicas(self, name):
-        return FakeReplicas(self.engine)
-
-    def telling(self, on_event):
-        return self
 
 
 @pytest.fixture
