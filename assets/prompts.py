@@ -1,6 +1,5 @@
 """Chapter one: from template files to the token ids that requests share."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -8,7 +7,7 @@ import dagster as dg
 from assets.partitions import fleets
 from assets.reporting import MAX_ROWS, OWNERS, failures, table, telling
 from resources.workspace import Workspace
-from warmers.errors import ConfigError
+from warmers.errors import ConfigError, WarmfrontError
 
 if TYPE_CHECKING:
     from warmers.prefixes import PrefixSet
@@ -72,10 +71,15 @@ def templates_are_readable(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
     """Every template file can be read; one that cannot keeps its last good version warm, and harms no other."""
-    with failures():
-        broken = workspace.prompts(context.partition_key).read().listing.broken
+    try:
+        broken = list(workspace.prompts(context.partition_key).read().listing.broken.values())
+    except WarmfrontError as error:
+        broken = [str(error)]
     return dg.AssetCheckResult(
-        passed=not broken, severity=dg.AssetCheckSeverity.WARN, description=named_files(broken) or None
+        passed=not broken,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="\n".join(broken[:MAX_ROWS]) or None,
+        metadata={"broken": len(broken)},
     )
 
 
@@ -122,11 +126,6 @@ def prefix_is_stable(
         description="\n".join([*lost, *broken, "Move what varies behind what does not."]) if lost or broken else None,
         metadata={"too_short": table({"template": p.label, "tokens_short": p.short_by} for p in found.too_short)},
     )
-
-
-def named_files(broken: Mapping[str, str]) -> str:
-    """What could not be read, a line a file, at most MAX_ROWS of them."""
-    return "\n".join(reason for _, reason in zip(range(MAX_ROWS), broken.values(), strict=False))
 
 
 def _rows(found: "PrefixSet") -> list[dict[str, str | int]]:

@@ -27,7 +27,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.output_unchanged,
             cache.ttft_speedup_above_floor,
         ],
-        jobs=[jobs.warm, jobs.prove],
+        jobs=[jobs.warm, jobs.prove, jobs.read_templates],
         schedules=[schedules.nightly_warm],
         sensors=[sensors.prompt_templates_changed, sensors.clock_turned],
         resources={"workspace": workspace},

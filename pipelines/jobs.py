@@ -30,3 +30,11 @@ prove = dg.define_asset_job(
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,
 )
+
+read_templates = dg.define_asset_job(
+    "read_templates",
+    selection=dg.AssetSelection.checks(templates_are_readable),
+    description="Look whether every template can be read. Starts no engine.",
+    tags=NO_RETRY,
+    executor_def=dg.in_process_executor,
+)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 INSTANCE_YAML = Path(__file__).with_name("dagster.yaml")
 FLEET_TAG = "warmfront/fleet"
+PARTITION_TAG = "dagster/partition"
 PROCESS_TAG = "warmfront/process"
 """Host, pid and start of the process that executes a run from the command line."""
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -69,7 +70,7 @@ def unfinished(instance: "dg.DagsterInstance", fleet: str) -> bool:
 
     ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
     open_statuses = [status for status in dg.DagsterRunStatus if status not in ended]
-    found = instance.get_runs(dg.RunsFilter(tags={"dagster/partition": fleet}, statuses=open_statuses))
+    found = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: fleet}, statuses=open_statuses))
     dead = [run for run in found if _is_dead(run.tags.get(PROCESS_TAG))]
     for run in dead:
         instance.report_run_failed(run, "Its process was killed; what it had finished is recorded. Run again.")

@@ -8,7 +8,12 @@ from assets.partitions import fleets
 from pipelines.jobs import warm
 
 
-@dg.schedule(job=warm, cron_schedule="0 3 * * *", execution_timezone="UTC")
+@dg.schedule(
+    job=warm,
+    cron_schedule="0 3 * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+)
 def nightly_warm(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
     """Warm and prove every fleet each night: what was evicted comes back before the day begins."""
     night = context.scheduled_execution_time.date().isoformat()

@@ -45,15 +45,13 @@ def _present(template: Template, renderings: Fillings, model: Model, now: dateti
 
 def next_turn(text: Callable[[datetime], str], now: datetime) -> datetime | None:
     """When `text` changes next, if it is at a full hour or a midnight of the coming year."""
-    current = text(now)
-    soon = now.replace(second=0, microsecond=0) + timedelta(minutes=1)
-    if text(now + timedelta(seconds=1)) != current or (soon.minute and text(soon) != current):
+    hour, current = now.replace(minute=0, second=0, microsecond=0), text(now)
+    if any(text(hour + timedelta(seconds=s)) != current for s in (0, 1, 60)):  # it runs faster than the hours
         return None
-    return next((at for at in _boundaries(now) if text(at) != current), None)
+    return next((at for at in _boundaries(hour) if text(at) != current), None)
 
 
-def _boundaries(now: datetime) -> Iterator[datetime]:
-    """The full hours of a day, then the midnights of a year, on the wall clock of `now`'s zone."""
-    hour = now.replace(minute=0, second=0, microsecond=0)
+def _boundaries(hour: datetime) -> Iterator[datetime]:
+    """The full hours of a day, then the midnights of a year, on the wall clock of its zone."""
     yield from (hour + timedelta(hours=n) for n in range(1, 25))
     yield from (hour.replace(hour=0) + timedelta(days=n) for n in range(2, 367))

@@ -1,0 +1,354 @@
+"""Many ticks on an ephemeral instance: what people do to template files, and which runs come of it.
+
+Real sensors, jobs, Valkey, state and S3 API; a fake engine at the Protocol seam, and a clock that the test moves.
+"""
+
+import json
+import os
+import time
+
+import dagster as dg
+import pytest
+from fakes import FakedWorkspace
+
+from pipelines.definitions import build_defs
+from pipelines.runs import FLEET_TAG, PROCESS_TAG
+from pipelines.sensors import CURSOR_VERSION
+
+CHAT = "You help customers. " * 5
+
+
+class MovableClock:
+    """Real time, and what the test adds to it."""
+
+    def __init__(self):
+        self.ahead = 10.0  # past the moment in which a file may be half written
+
+    def now(self):
+        return time.time() + self.ahead
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+class Days:
+    """Stands in for Dagster's daemon: ticks a sensor, keeps cursor and run keys, executes what is asked for."""
+
+    def __init__(self, workspace, instance):
+        self.workspace, self.instance = workspace, instance
+        self.definitions = build_defs(workspace)
+        self.cursors, self.run_keys, self.finished = {}, set(), []
+        self.said = ""
+
+    def tick(self, sensor="prompt_templates_changed", execute=True):
+        """The fleets that were warmed; those whose files alone were looked at are in `looks`."""
+        definition = self.definitions.get_repository_def().get_sensor_def(sensor)
+        context = dg.build_sensor_context(
+            self.instance,
+            self.cursors.get(sensor),
+            sensor_name=sensor,
+            repository_def=self.definitions.get_repository_def(),
+            resources={"workspace": self.workspace},
+        )
+        with context:
+            data = definition.evaluate_tick(context)
+        self.cursors[sensor] = data.cursor
+        self.said = data.skip_message or ""
+        for event in data.asset_events:
+            self.instance.report_runless_asset_event(event)
+        new = [r for r in data.run_requests if r.run_key not in self.run_keys]
+        self.run_keys |= {r.run_key for r in new}
+        self.requests = new
+        if execute:
+            self.finished += [self.execute(request) for request in new]
+        self.looks = [request.tags[FLEET_TAG] for request in new if request.job_name == "read_templates"]
+        return [request.tags[FLEET_TAG] for request in new if request.job_name != "read_templates"]
+
+    def execute(self, request):
+        job = self.definitions.resolve_job_def(request.job_name or "warm")
+        return job.execute_in_process(
+            partition_key=request.partition_key, tags=request.tags, instance=self.instance, raise_on_error=False
+        )
+
+    def readable(self, fleet):
+        """The latest verdict on the fleet's files; None before the first."""
+        key = dg.AssetCheckKey(dg.AssetKey("prompt_templates"), "templates_are_readable")
+        records = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=50)
+        evaluations = [record.event.asset_check_evaluation for record in records]
+        return next((e for e in evaluations if e.partition == fleet), None)
+
+
+@pytest.fixture
+def workspace(workspace_file):
+    """Fleets `chat` and `other`, each with a folder of its own."""
+    settings = json.loads(workspace_file.read_text())
+    (chat,) = settings["fleets"]
+    settings["fleets"] = [chat, {**chat, "name": "other", "prompts": {"directory": "other"}}]
+    workspace_file.write_text(json.dumps(settings))
+    other = workspace_file.parent / "other"
+    other.mkdir()
+    (other / "only.md").write_text("Somebody else's prompt. " * 4)
+    workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
+    workspace.__dict__["clock"] = MovableClock()
+    return workspace
+
+
+@pytest.fixture
+def days(workspace):
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Days(workspace, instance)
+
+
+@pytest.fixture
+def prompts(workspace_file):
+    return workspace_file.parent / "prompts"
+
+
+@pytest.fixture
+def settled(days):
+    """After the first runs of both fleets."""
+    assert days.tick() == ["chat", "other"]
+    assert days.tick() == []
+    return days
+
+
+def computed(result):
+    (event,) = result.asset_materializations_for_node("warm_chunks")
+    return event.metadata["computed_tokens"].value
+
+
+def labels(workspace, fleet="chat"):
+    return sorted(prefix.label for prefix in workspace.state.prefixes(fleet).found)
+
+
+def test_the_first_look_warms_every_fleet_and_unchanged_ones_ask_for_nothing(settled, workspace):
+    assert all(run.success for run in settled.finished)
+    assert {workspace.state.document(f, "proof")["verdict"] for f in ("chat", "other")} == {"proven"}
+    assert settled.tick() == []
+    assert settled.said == "no template changed"
+    assert settled.tick("clock_turned") == []
+
+
+def test_a_burst_of_edits_is_one_run_of_its_fleet(settled, prompts, workspace):
+    (prompts / "support.md").write_text(CHAT + "Be brief in all that you say.")
+    (prompts / "short.md").unlink()
+    for number in range(20):
+        (prompts / f"new_{number:02}.md").write_text(f"Assistant number {number:02} is here to help. " * 3)
+    assert settled.tick() == ["chat"]
+    because = settled.requests[0].tags["warmfront/because"]
+    assert "changed: support" in because
+    assert "deleted: short" in because
+    assert "new: new_00" in because
+    assert "and 10 more" in because
+    assert settled.tick() == []
+    assert "short" not in labels(workspace)
+    assert workspace.state.document("chat", "proof")["verdict"] == "proven"
+
+
+def test_a_change_that_is_taken_back_is_warmed_each_time(settled, prompts, workspace):
+    before = (prompts / "support.md").read_text()
+    keys = set()
+    for text in (before + "Version B stands here.", before):
+        (prompts / "support.md").write_text(text)
+        assert settled.tick() == ["chat"]
+        keys.add(settled.requests[0].run_key)
+        assert settled.tick() == []
+        assert workspace.state.document("chat", "proof")["verdict"] == "proven"
+    assert len(keys) == 2
+    assert computed(settled.finished[-1]) == 0  # A's chunks were still in L2
+
+
+def test_touching_a_file_without_changing_it_asks_for_nothing(settled, prompts):
+    (prompts / "support.md").touch()
+    (prompts / "notes.doc").write_text("no template")
+    assert settled.tick() == []
+
+
+@pytest.mark.parametrize("broken", [b"\xff\xfe", b"", b"   \n", b"messages: [", b"name: x\n"])
+def test_a_broken_file_is_reported_harms_no_other_and_stays_warm_as_it_was(settled, prompts, workspace, broken):
+    path = prompts / "terms.yaml"
+    whole = b"messages: [{role: system, content: 'You sell things to customers who want them.'}]"
+    path.write_bytes(whole)
+    assert settled.tick() == ["chat"]
+    path.write_bytes(broken)
+    assert settled.tick() == []
+    assert settled.looks == ["chat"]
+    assert not settled.readable("chat").passed
+    assert "terms.yaml" in settled.readable("chat").description
+    assert settled.readable("other") is None or settled.readable("other").passed
+    (prompts / "support.md").write_text(CHAT + "Somebody goes on editing.")
+    assert settled.tick() == ["chat"]
+    assert settled.requests[0].tags["warmfront/because"] == "changed: support"
+    assert settled.finished[-1].success
+    assert "terms" in labels(workspace)
+    path.write_bytes(whole)
+    assert settled.tick() == []
+    assert settled.readable("chat").passed
+
+
+def test_a_file_that_is_being_written_is_left_to_the_next_tick(settled, prompts, workspace):
+    workspace.clock.ahead = 0.0
+    (prompts / "support.md").write_text(CHAT + "Half a sen")
+    assert settled.tick() == []
+    assert "being written" in settled.said
+    (prompts / "support.md").write_text(CHAT + "Half a sentence no more.")
+    workspace.clock.ahead = 10.0
+    assert settled.tick() == ["chat"]
+    assert settled.tick() == []
+
+
+def test_changes_gather_while_a_run_is_under_way(settled, prompts):
+    (prompts / "support.md").write_text(CHAT + "One thing.")
+    assert settled.tick(execute=False) == ["chat"]
+    waiting = settled.requests[0]
+    run = settled.instance.create_run_for_job(
+        settled.definitions.resolve_job_def("warm"), tags={**waiting.tags, "dagster/partition": "chat"}
+    )
+    for text in ("Another thing.", "A third thing."):
+        (prompts / "support.md").write_text(CHAT + text)
+        assert settled.tick() == []
+    assert "still waiting or under way" in settled.said
+    settled.instance.report_run_canceled(run)
+    assert settled.tick() == ["chat"]
+    assert settled.tick() == []
+
+
+def test_a_run_whose_process_was_killed_holds_nothing_up(settled, prompts):
+    gone = {FLEET_TAG: "chat", "dagster/partition": "chat", PROCESS_TAG: f"{os.uname().nodename}:4194305:1"}
+    run = settled.instance.create_run_for_job(
+        settled.definitions.resolve_job_def("warm"), tags=gone, status=dg.DagsterRunStatus.STARTED
+    )
+    (prompts / "support.md").write_text(CHAT + "After the kill.")
+    assert settled.tick() == ["chat"]
+    assert settled.instance.get_run_by_id(run.run_id).status == dg.DagsterRunStatus.FAILURE
+
+
+def test_a_candidate_is_warmed_and_proven_beside_the_live_one_and_then_promoted(settled, prompts, workspace):
+    candidate = prompts / "support.candidate.md"
+    candidate.write_text(CHAT + "The next version says this as well, and more than one chunk of it.")
+    assert settled.tick() == ["chat"]
+    assert settled.requests[0].tags["warmfront/because"] == "new: support.candidate"
+    assert {"support", "support.candidate"} <= set(labels(workspace))
+    proof = workspace.state.document("chat", "proof")
+    assert proof["verdict"] == "proven"
+    assert "support.candidate" in {p["label"] for p in proof["prefixes"]}
+    renders = workspace.engine.renders
+    candidate.rename(prompts / "support.md")
+    assert settled.tick() == ["chat"]
+    assert settled.requests[0].tags["warmfront/because"] == "promoted: support"
+    assert computed(settled.finished[-1]) == 0
+    checks = 2 * len(labels(workspace)) + len(workspace.state.document("chat", "proof")["prefixes"])
+    assert workspace.engine.renders - renders == checks
+    assert "support.candidate" not in labels(workspace)
+
+
+def test_a_source_that_is_away_is_reported_once_and_stops_no_other_fleet(settled, prompts, workspace_file):
+    away = prompts.with_name("away")
+    prompts.rename(away)
+    (workspace_file.parent / "other" / "only.md").write_text("Another prompt for them. " * 4)
+    assert settled.tick() == ["other"]
+    assert not settled.readable("chat").passed
+    assert "prompts.directory" in settled.readable("chat").description
+    first = settled.readable("chat")
+    assert settled.tick() == []
+    assert settled.readable("chat") == first
+    away.rename(prompts)
+    assert settled.tick() == []
+    assert settled.readable("chat").passed
+
+
+@pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"version": 99, "fleets": {}}', '{"version": 1}'])
+def test_a_cursor_that_cannot_be_read_costs_no_run_and_no_later_change(settled, prompts, cursor):
+    used = set(settled.run_keys)
+    settled.cursors["prompt_templates_changed"] = cursor
+    assert settled.tick() == []
+    assert json.loads(settled.cursors["prompt_templates_changed"])["version"] == CURSOR_VERSION
+    (prompts / "support.md").write_text(CHAT + "A change after the cursor was lost.")
+    settled.workspace.clock.ahead += 60
+    assert settled.tick() == ["chat"]
+    assert not used & {request.run_key for request in settled.requests}
+
+
+def test_a_tick_that_dies_before_its_cursor_is_kept_asks_for_the_same_run_again(settled, prompts):
+    kept = settled.cursors["prompt_templates_changed"]
+    (prompts / "support.md").write_text(CHAT + "The daemon dies after this.")
+    assert settled.tick(execute=False) == ["chat"]
+    settled.cursors["prompt_templates_changed"] = kept
+    assert settled.tick() == []  # its run key is known
+
+
+def test_a_run_that_fails_for_good_is_asked_for_once(settled, prompts, workspace):
+    workspace.engine.connector = ""
+    (prompts / "support.md").write_text(CHAT + "The engine lost its connector.")
+    assert settled.tick() == ["chat"]
+    assert not settled.finished[-1].success
+    assert [settled.tick() for _ in range(3)] == [[], [], []]
+
+
+def test_what_the_command_line_warmed_is_not_warmed_again(settled, prompts):
+    (prompts / "support.md").write_text(CHAT + "Warmed by hand.")
+    settled.execute(dg.RunRequest(partition_key="chat", tags={}))
+    assert settled.tick() == []
+
+
+def test_a_clock_is_warmed_as_it_reads_now_and_again_after_it_turned(settled, prompts, workspace):
+    text = (
+        "You answer the readers of a newspaper. Today is {{ strftime_now('%d %B %Y') }}. " + "Quote its articles. " * 4
+    )
+    (prompts / "dated.yaml").write_text(json.dumps({"messages": [{"role": "system", "content": text}]}))
+    assert settled.tick() == ["chat"]
+    found = {prefix.label: prefix for prefix in workspace.state.prefixes("chat").found}
+    assert found["dated@now"].shared > found["dated"].shared + len("Quote its articles. ") * 4
+    assert workspace.state.document("chat", "proof")["verdict"] == "proven"
+    turns_at = found["dated@now"].turns_at
+    assert turns_at % 86400 == 0  # a midnight, UTC
+    assert 0 < turns_at - workspace.clock.now() <= 86400
+    assert settled.tick("clock_turned") == []
+
+    workspace.clock.ahead += turns_at - workspace.clock.now() + 1
+    assert settled.tick("clock_turned") == ["chat"]
+    assert settled.finished[-1].success
+    assert computed(settled.finished[-1]) > 0
+    renewed = {prefix.label: prefix for prefix in workspace.state.prefixes("chat").found}
+    assert renewed["dated@now"].turns_at == turns_at + 86400
+    assert settled.tick("clock_turned") == []
+    assert settled.tick() == []
+
+
+def test_templates_in_a_bucket(settled, workspace_file, s3_uri):
+    import boto3
+
+    bucket = s3_uri.removeprefix("s3://").partition("/")[0]
+    s3 = boto3.client("s3")
+
+    def put(key, text):
+        s3.put_object(Bucket=bucket, Key=f"prompts/{key}", Body=text.encode())
+
+    body = {
+        "messages": [{"role": "user", "content": "Read {{ context }} and answer {{ question }}"}],
+        "contexts": [{"name": "manual", "file": "docs/manual.txt"}],
+    }
+    put("rag.json", json.dumps(body))
+    put("docs/manual.txt", "Turn it off and on again. " * 4)
+    put("plain.md", CHAT)
+    settings = json.loads(workspace_file.read_text())
+    settings["fleets"][0]["prompts"] = {"directory": f"s3://{bucket}/prompts"}
+    workspace_file.write_text(json.dumps(settings))
+    workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
+    workspace.__dict__["clock"] = MovableClock()
+    days = Days(workspace, settled.instance)
+    days.cursors, days.run_keys = settled.cursors, settled.run_keys
+
+    assert days.tick() == ["chat"]
+    assert labels(workspace) == ["plain", "rag", "rag/manual"]
+    assert days.tick() == []
+    put("docs/manual.txt", "Turn it off and on again, twice. " * 4)
+    assert days.tick() == ["chat"]
+    assert days.requests[0].tags["warmfront/because"] == "changed: rag/manual"
+    put("rag.json", "{")
+    assert days.tick() == []
+    assert "rag.json" in days.readable("chat").description
+    s3.delete_object(Bucket=bucket, Key="prompts/plain.md")
+    assert days.tick() == ["chat"]
+    assert labels(workspace) == ["rag", "rag/manual"]
+    assert workspace.state.document("chat", "proof")["verdict"] != "proven"  # nothing that can be read is left
