@@ -4,15 +4,19 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
 from resources.objects import Objects
 from warmers.errors import LeaseHeld, LeaseLost, StateUnavailable
 from warmers.lease import Fence, LeaseRecord, claim, release, renew
 from warmers.replica import Clock
+
+POLLS = 30
+"""How often a lease is looked at in the time that it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,19 @@ class _Held:
             )
 
     def acquire(self) -> None:
+        """Take the lease. One that is held is watched for its time: a living holder renews it, a dead one's is taken.
+
+        That holds where a dead holder's clock was ahead, too.
+        """
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-        current, version = self._read()
-        mine = claim(current, holder, self.clock.now(), self.ttl_s)
+        first, version = self._read()
+        current, began = first, time.monotonic()
+        while (mine := claim(current, holder, self.clock.now(), self.ttl_s)) is None and current == first:
+            if current is not None and time.monotonic() - began > self.ttl_s:
+                mine = claim(replace(current, expires_at=0.0), holder, self.clock.now(), self.ttl_s)
+                break
+            time.sleep(self.ttl_s / POLLS)
+            current, version = self._read()
         if mine is not None and self._write(mine, version):
             self.record = mine
             return

@@ -112,13 +112,11 @@ class LocalReplicas:
             use.share()
             with self.processes.locked():
                 url = self._store()
-                replica = self._attach(fleet, url)
-            if replica is None or (fresh and not replica.fresh):
-                if replica is not None:
-                    replica.close()
+                replica = self._attach(fleet, url, fresh=fresh)
+            if replica is None:
                 use.alone(self.on_event)
-                with self.processes.locked():
-                    replica = self._start(fleet, url)
+                with self.processes.locked():  # another run that waited may have started the very one
+                    replica = self._attach(fleet, url, fresh=fresh) or self._start(fleet, url)
                 use.share()
             with closing(replica):
                 yield replica
@@ -139,15 +137,18 @@ class LocalReplicas:
     def _store(self) -> str:
         return self.store_url or self.stack.ensure()
 
-    def _attach(self, fleet: Fleet, store: str) -> HttpReplica | None:
+    def _attach(self, fleet: Fleet, store: str, *, fresh: bool = False) -> HttpReplica | None:
+        """The running replica if it is the fleet's and healthy, and has served nothing where `fresh` is asked for."""
         engine, daemon = self.processes.running("engine"), self.processes.running("daemon")
         if engine is None or daemon is None or {engine.spec, daemon.spec} != {self._spec(fleet, store)}:
             return None
         replica = self._replica(fleet, engine.url, daemon.url)
-        if not (replica.engine.healthy() and replica.daemon.healthy()):
-            replica.close()
-            return None
-        return replace(replica, fresh=replica.counters().untouched)
+        if replica.engine.healthy() and replica.daemon.healthy():
+            untouched = replica.counters().untouched
+            if untouched or not fresh:
+                return replace(replica, fresh=untouched)
+        replica.close()
+        return None
 
     def _spec(self, fleet: Fleet, store: str) -> str:
         model = [fleet.model.served_name, fleet.model.tokenizer_digest]

@@ -159,7 +159,7 @@ def test_answers_from_other_weights_fail_the_proof(run, valkey):
 def test_a_second_writer_is_told_who_holds_the_namespace(run):
     workspace = run.workspace
     namespace = workspace.fleet("chat").namespace
-    with StateLease(workspace.state.objects, workspace.clock).hold(namespace, 60):
+    with StateLease(workspace.state.objects, workspace.clock).hold(namespace, 3):
         result = run()
     description = result.failure_data_for_node("warm_chunks").user_failure_data.description
     assert "holds it for" in description

@@ -1,5 +1,6 @@
 """The state store on a directory and on a real S3 API: one behaviour."""
 
+import json
 import threading
 
 import numpy as np
@@ -120,6 +121,14 @@ def test_a_lease_excludes_renews_and_hands_on_a_higher_number(state):
 def test_a_dead_holders_lease_expires(state):
     state.objects.write("namespaces/ns/lease.json", b'{"holder": "dead", "fence": 4, "expires_at": 1.0}')
     with StateLease(state.objects, SystemClock()).hold("ns", 5) as fence:
+        assert fence.number == 5
+
+
+@pytest.mark.parametrize("ahead_s", [1, 3600])
+def test_a_holder_that_died_just_now_is_waited_for_even_if_its_clock_was_ahead(state, ahead_s):
+    record = {"holder": "dead", "fence": 4, "expires_at": SystemClock().now() + ahead_s}
+    state.objects.write("namespaces/ns/lease.json", json.dumps(record).encode())
+    with StateLease(state.objects, SystemClock()).hold("ns", 1.5) as fence:
         assert fence.number == 5
 
 
