@@ -7,12 +7,14 @@ of the seam is the real thing. Its tokens are characters; its "KV" is derived fr
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from redis import RedisError
 
 from resources.workspace import Workspace
 from warmers.errors import EngineRefused
@@ -79,6 +81,19 @@ class FakeClock:
         self.time += seconds
 
 
+class MovableClock:
+    """Real time, and what the test adds to it."""
+
+    def __init__(self):
+        self.ahead = 10.0  # past the moment in which a file may be half written
+
+    def now(self):
+        return time.time() + self.ahead
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
 class MemoryJournal:
     """A ledger in memory."""
 
@@ -119,6 +134,7 @@ class FakeEngine:
     found: int = 0
     asked: int = 0
     submitted: int = 0
+    completed: int = 0
     renders: int = 0
     prefills: list = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -206,8 +222,8 @@ class FakeEngine:
         return stored[0] if stored[0] is not None else self._kv(name)
 
     def put(self, name, value):
-        if not self.write_behind:
-            self.store.put(name, value)
+        if not self.write_behind and self.store.put(name, value) is not False:
+            self.completed += 1
 
     @property
     def engine(self):
@@ -236,7 +252,7 @@ class FakeEngine:
         return Counters(self.computed, self.local_hit, self.external, 0, self.found, self.asked)
 
     def stores(self):
-        return StoreCounts(self.submitted, 0 if self.write_behind else self.submitted)
+        return StoreCounts(self.submitted, self.completed)
 
 
 @dataclass
@@ -260,16 +276,22 @@ class FakeReplicas:
 
 
 class ValkeyValues:
-    """The values behind a ValkeyStore, for the fake engine to write."""
+    """The values behind a ValkeyStore, for the fake engine to write; as LMCache does, it swallows what goes wrong."""
 
     def __init__(self, store):
         self.client = store.client
 
     def put(self, key, value):
-        self.client.set(key, value)
+        try:
+            return bool(self.client.set(key, value))
+        except RedisError:
+            return False
 
     def get(self, key):
-        return self.client.get(key)
+        try:
+            return self.client.get(key)
+        except RedisError:
+            return None
 
 
 class FakedWorkspace(Workspace):

@@ -5,30 +5,16 @@ Real sensors, jobs, Valkey, state and S3 API; a fake engine at the Protocol seam
 
 import json
 import os
-import time
 
 import dagster as dg
 import pytest
-from fakes import FakedWorkspace
+from fakes import FakedWorkspace, MovableClock
 
 from pipelines.definitions import build_defs
 from pipelines.runs import FLEET_TAG, PROCESS_TAG
 from pipelines.sensors import CURSOR_VERSION
 
 CHAT = "You help customers. " * 5
-
-
-class MovableClock:
-    """Real time, and what the test adds to it."""
-
-    def __init__(self):
-        self.ahead = 10.0  # past the moment in which a file may be half written
-
-    def now(self):
-        return time.time() + self.ahead
-
-    def sleep(self, seconds):
-        time.sleep(seconds)
 
 
 class Days:
