@@ -6,12 +6,16 @@ Values differ from rendering to rendering, so that what stays the same is what a
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache, cached_property
-from typing import Any, overload
+from functools import cache, cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
 from warmers.errors import TemplateError
 from warmers.prefixes import Messages
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from jinja2 import Template as Text
 
 CLOCKS = (datetime(2026, 1, 15, 9, 7, 31), datetime(2031, 12, 28, 22, 48, 59))
 """Two times that differ in every field."""
@@ -88,7 +92,7 @@ class Fillings(Sequence[Messages]):
     @cached_property
     def names(self) -> frozenset[str]:
         """Every placeholder, the clock among them."""
-        return frozenset().union(*(_placeholders(message["content"]) for message in self.messages))
+        return frozenset().union(*(_compiled(message["content"])[1] for message in self.messages))
 
     @property
     def reads_clock(self) -> bool:
@@ -132,18 +136,22 @@ def _value(name: str, given: Sequence[Any], number: int) -> Any:
     return _MadeUp(made_up[number % len(made_up)])
 
 
-def _placeholders(source: str) -> set[str]:
+@lru_cache(maxsize=256)
+def _compiled(source: str) -> "tuple[Text, frozenset[str]]":
+    """A message's text, compiled once for all its renderings, and the placeholders in it."""
     from jinja2 import TemplateSyntaxError, meta
 
     try:
-        return meta.find_undeclared_variables(_environment().parse(source))
+        parsed = _environment().parse(source)
+        return _environment().from_string(parsed), frozenset(meta.find_undeclared_variables(parsed))
     except TemplateSyntaxError as error:
         raise ValueError(f"Jinja, line {error.lineno} of a message: {error.message}") from None
 
 
 def _render(source: str, values: Mapping[str, Any]) -> str:
+    text, _ = _compiled(source)
     try:
-        return str(_environment().from_string(source).render(values))
+        return text.render(values)
     except Exception as error:
         shown = source if len(source) <= MAX_SHOWN else source[:MAX_SHOWN] + "…"
         raise TemplateError(
@@ -154,7 +162,7 @@ def _render(source: str, values: Mapping[str, Any]) -> str:
 
 
 @cache
-def _environment() -> Any:
+def _environment() -> "Environment":
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
