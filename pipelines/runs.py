@@ -1,5 +1,6 @@
 """Running a job from the command line, on the Dagster instance that the UI shows."""
 
+import fcntl
 import os
 import socket
 from dataclasses import dataclass
@@ -41,15 +42,23 @@ def instance_directory(workspace: Workspace) -> Path:
     return home
 
 
-def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
-    """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted."""
+def open_instance(workspace: Workspace) -> "dg.DagsterInstance":
+    """The instance; two that make its tables at once would fail, so they take turns."""
     import dagster as dg
 
+    home = instance_directory(workspace)
+    with (home / ".opening").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return dg.DagsterInstance.from_config(str(home))
+
+
+def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
+    """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted."""
     from assets.reporting import INTERRUPTED
     from pipelines.definitions import build_defs
 
     job = build_defs(workspace).resolve_job_def(name)
-    with dg.DagsterInstance.from_config(str(instance_directory(workspace))) as instance:
+    with open_instance(workspace) as instance:
         unfinished(instance, fleet)
         result = job.execute_in_process(
             partition_key=fleet,
@@ -103,4 +112,6 @@ def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:
 
 
 if __name__ == "__main__":
-    print(instance_directory(Workspace.from_environment(lambda _: None)))  # noqa: T201 - for the Makefile
+    here = Workspace.from_environment(lambda _: None)
+    open_instance(here).dispose()
+    print(instance_directory(here))  # noqa: T201 - for the Makefile

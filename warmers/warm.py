@@ -170,8 +170,10 @@ def _execute(
                     recorded_at = clock.now()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
+            for future in [future for future in run.running if not future.cancelled()]:
+                with suppress(WarmfrontError):
+                    _take_in(run, [future], clock, limits)
             with suppress(WarmfrontError):
-                _take_in(run, [future for future in run.running if not future.cancelled()], clock, limits)
                 _look_once(run, store)
             raise
 
@@ -206,17 +208,22 @@ def _collect(run: _Run, clock: Clock, limits: WarmLimits) -> bool:
 
 def _take_in(run: _Run, finished: Iterable[Future[Usage]], clock: Clock, limits: WarmLimits) -> None:
     for future in finished:
-        number = run.running.pop(future)
+        number = run.running[future]
         try:
             usage = future.result()
         except PermanentError as error:
             run.failed[number] = str(error)
+            del run.running[future]
             continue
-        run.done.add(number)
-        run.requests += 1
-        run.computed_tokens += usage.prompt_tokens - usage.cached_tokens
+        except WarmfrontError:
+            del run.running[future]
+            raise
         deadline = clock.now() + limits.visible_deadline_s
         run.unseen.update(dict.fromkeys(run.chunks_of(run.plan.steps[number]), deadline))
+        run.done.add(number)
+        del run.running[future]  # last: what an interrupt leaves here is taken in before the run ends
+        run.requests += 1
+        run.computed_tokens += usage.prompt_tokens - usage.cached_tokens
 
 
 def _look_once(run: _Run, store: KVStore) -> bool:
@@ -226,10 +233,10 @@ def _look_once(run: _Run, store: KVStore) -> bool:
     fleet = run.plan.fleet
     complete = look(store, names, fleet.engine.tensor_parallel, fleet.chunk_bytes).complete
     arrived = [chunk for chunk, there in zip(chunks, complete, strict=True) if there]
+    run.unrecorded += arrived
     for chunk in arrived:
         del run.unseen[chunk]
     run.seen += arrived
-    run.unrecorded += arrived
     return bool(arrived)
 
 
