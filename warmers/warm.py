@@ -215,7 +215,7 @@ def _take_in(run: _Run, finished: Iterable[Future[Usage]], clock: Clock, limits:
             run.failed[number] = str(error)
             del run.running[future]
             continue
-        except WarmfrontError:
+        except BaseException:
             del run.running[future]
             raise
         deadline = clock.now() + limits.visible_deadline_s
