@@ -72,7 +72,11 @@ def templates_are_readable(
 ) -> dg.AssetCheckResult:
     """Every template file can be read; one that cannot keeps its last good version warm, and harms no other."""
     try:
-        broken = list(workspace.prompts(context.partition_key).read().listing.broken.values())
+        source = workspace.prompts(context.partition_key)
+        listing = source.read().listing
+        broken = list(listing.broken.values())
+        if not listing.templates and not broken:
+            broken = [f"There is no template in {source.objects}: put one there, or correct prompts.include."]
     except WarmfrontError as error:
         broken = [str(error)]
     return dg.AssetCheckResult(

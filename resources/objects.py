@@ -52,6 +52,9 @@ class LocalObjects:
 
     root: Path
 
+    def __str__(self) -> str:
+        return str(self.root)
+
     def read(self, path: str) -> tuple[bytes, str] | None:
         """Content and its digest."""
         try:
@@ -143,6 +146,9 @@ class S3Objects:
 
     root: str
     """bucket/prefix."""
+
+    def __str__(self) -> str:
+        return f"s3://{self.root}"
 
     @cached_property
     def files(self) -> Any:

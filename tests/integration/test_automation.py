@@ -11,7 +11,7 @@ import pytest
 from fakes import FakedWorkspace, MovableClock
 
 from pipelines.definitions import build_defs
-from pipelines.runs import FLEET_TAG, PROCESS_TAG
+from pipelines.runs import FLEET_TAG, PROCESS_TAG, instance_directory, open_instance
 from pipelines.sensors import CURSOR_VERSION
 
 CHAT = "You help customers. " * 5
@@ -338,3 +338,32 @@ def test_templates_in_a_bucket(settled, workspace_file, s3_uri):
     assert days.tick() == ["chat"]
     assert labels(workspace) == ["rag", "rag/manual"]
     assert workspace.state.document("chat", "proof")["verdict"] != "proven"  # nothing that can be read is left
+
+
+def test_a_folder_that_became_empty_is_said_once(settled, prompts):
+    for path in prompts.iterdir():
+        path.unlink()
+    assert settled.tick() == ["chat"]
+    assert "There is no template in" in settled.readable("chat").description
+    assert not settled.finished[-1].success
+    assert settled.tick() == []
+
+
+def test_what_is_shipped_limits_runs_by_fleet_and_retries_none(workspace, monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    with open_instance(workspace) as instance:
+        limits = instance.get_concurrency_config().run_queue_config.tag_concurrency_limits
+        assert [(limit["key"], limit["limit"]) for limit in limits] == [("dagster/partition", 1)]
+        assert instance.run_monitoring_enabled
+        assert not instance.run_retries_enabled
+        assert not instance.telemetry_enabled
+    home = instance_directory(workspace)
+    own = "telemetry:\n  enabled: false\n"
+    (home / "dagster.yaml").write_text(own)
+    assert (instance_directory(workspace) / "dagster.yaml").read_text() == own
+    definitions = build_defs(workspace)
+    for job in ("warm", "prove", "read_templates"):
+        assert definitions.resolve_job_def(job).tags["dagster/max_retries"] == "0"
+    repository = definitions.get_repository_def()
+    assert {s.default_status for s in repository.sensor_defs} == {dg.DefaultSensorStatus.RUNNING}
+    assert {s.default_status for s in repository.schedule_defs} == {dg.DefaultScheduleStatus.RUNNING}
