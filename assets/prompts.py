@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.partitions import fleets
-from assets.reporting import MAX_ROWS, OWNERS, failures, table, telling
+from assets.reporting import MAX_ROWS, ONCE_MORE, OWNERS, failures, table, telling
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
 
@@ -24,7 +24,14 @@ prompt_templates = dg.AssetSpec(
 )
 
 
-@dg.asset(deps=[prompt_templates], partitions_def=fleets, group_name="prompts", owners=OWNERS, kinds={"vllm"})
+@dg.asset(
+    deps=[prompt_templates],
+    partitions_def=fleets,
+    group_name="prompts",
+    owners=OWNERS,
+    kinds={"vllm"},
+    retry_policy=ONCE_MORE,
+)
 def prompt_prefixes(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.MaterializeResult[None]:
