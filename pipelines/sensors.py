@@ -5,7 +5,7 @@ What counts as a change is decided in `warmers/changes.py`; files are read in `r
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -16,7 +16,7 @@ from pipelines.jobs import read_templates, warm
 from pipelines.runs import FLEET_TAG, PARTITION_TAG, unfinished
 from resources.workspace import Workspace
 from warmers.changes import Listing, Watch, compare
-from warmers.errors import WarmfrontError
+from warmers.errors import ConfigError, SourceUnavailable, WarmfrontError
 
 if TYPE_CHECKING:
     from resources.objects import Stamp
@@ -44,8 +44,10 @@ def prompt_templates_changed(
         look = Look(fleet, workspace, watches.get(fleet) or Watch(epoch=int(workspace.clock.now())))
         try:
             watches[fleet] = look.take(busy=unfinished(context.instance, fleet))
-        except WarmfrontError as error:
+        except (ConfigError, SourceUnavailable) as error:
             watches[fleet] = look.fail(str(error))
+        except WarmfrontError as error:  # the state store is away: nothing is known, so nothing is remembered
+            look.notes.append(str(error))
         requests += look.requests
         events += look.events
         notes += [f"{fleet}: {note}" for note in look.notes]
@@ -62,13 +64,13 @@ def prompt_templates_changed(
 @dg.sensor(job=warm, minimum_interval_seconds=TICK_S, default_status=dg.DefaultSensorStatus.RUNNING)
 def clock_turned(
     context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
-) -> Iterator[dg.RunRequest | dg.SkipReason]:
+) -> Iterator[dg.RunRequest]:
     """Ask for a run of `warm` just after the date, or whatever a clock says in a template, has turned."""
     for fleet in fleets.get_partition_keys():
         try:
             turns_at = (workspace.state.latest(fleet, "prefixes") or {}).get("turns_at")
         except WarmfrontError as error:
-            yield dg.SkipReason(f"{fleet}: {error}")
+            context.log.warning(f"{fleet}: {error}")
             continue
         if turns_at is not None and workspace.clock.now() >= turns_at:
             yield dg.RunRequest(
@@ -85,11 +87,9 @@ class Look:
     fleet: str
     workspace: Workspace
     watch: Watch
-
-    def __post_init__(self) -> None:
-        self.requests: list[dg.RunRequest] = []
-        self.events: list[dg.AssetObservation] = []
-        self.notes: list[str] = []
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    events: list[dg.AssetObservation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def take(self, *, busy: bool) -> Watch:
         """Look, and return what to remember. Raises WarmfrontError when the source or the state is away."""

@@ -5,6 +5,7 @@ Real sensors, jobs, Valkey, state and S3 API; a fake engine at the Protocol seam
 
 import json
 import os
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -241,6 +242,18 @@ def test_a_source_that_is_away_is_reported_once_and_stops_no_other_fleet(settled
     away.rename(prompts)
     assert settled.tick() == []
     assert settled.readable("chat").passed
+
+
+def test_a_state_store_that_is_away_costs_a_tick_and_no_change(settled, prompts, workspace):
+    (prompts / "support.md").write_text(CHAT + "Seen once the state is back.")
+    state = Path(workspace.state.uri)
+    away = state.rename(state.with_name("state-away"))
+    state.write_text("no directory")
+    assert settled.tick() == settled.tick("clock_turned") == []
+    assert settled.looks == []
+    state.unlink()
+    away.rename(state)
+    assert settled.tick() == ["chat"]
 
 
 @pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"version": 99, "fleets": {}}', '{"version": 1}'])
