@@ -194,6 +194,16 @@ def _order_steps(prefixes: tuple[Prefix, ...], tree: ChunkTree, complete: NDArra
     return tuple(steps)
 
 
+def with_repairs(plan: WarmPlan, lost: Sequence[int]) -> WarmPlan:
+    """The plan, and behind its steps those that compute the chunks `lost` once more; everything else is in L2."""
+    complete = np.ones(len(plan.tree.hashes), np.bool_)
+    complete[list(lost)] = False
+    first = len(plan.steps)
+    repairs = _order_steps(plan.prefixes, plan.tree, complete)
+    shifted = (replace(step, after=None if step.after is None else first + step.after) for step in repairs)
+    return replace(plan, steps=(*plan.steps, *shifted))
+
+
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Maximal runs of consecutive numbers, as half-open pairs."""
     for i, number in enumerate(numbers):

@@ -13,7 +13,7 @@ from warmers.errors import NotWarm, PermanentError, WarmfrontError
 from warmers.fleet import WarmLimits
 from warmers.lease import Fence
 from warmers.ledger import Journal, rows_of, unknown_chunks
-from warmers.plan import Step, WarmPlan
+from warmers.plan import Step, WarmPlan, with_repairs
 from warmers.prefixes import Usage
 from warmers.presence import KVStore, look
 from warmers.replica import Clock, Replica
@@ -39,6 +39,8 @@ class WarmResult:
     """(prefix, reason) of steps that the engine refused, and of those that waited for them."""
     refused_chunks: int = 0
     deferred_chunks: int = 0
+    repaired_chunks: int = 0
+    """Of those, chunks that LMCache had lost on the way to L2 and that were prefilled once more."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -70,6 +72,9 @@ class _Run:
     running: dict[Future[Usage], int] = field(default_factory=dict)
     unseen: dict[int, float] = field(default_factory=dict)
     """Chunk: deadline by which it has to be in L2."""
+    lost: list[int] = field(default_factory=list)
+    """Not in L2 at their deadline: LMCache never repeats a store that failed."""
+    repairing: bool = False
     seen: list[int] = field(default_factory=list)
     unrecorded: list[int] = field(default_factory=list)
     computed_tokens: int = 0
@@ -127,9 +132,10 @@ def warm(
         chunks=len(run.seen),
         already_there=len(complete),
         seconds=clock.now() - started,
-        failed=tuple((plan.prefixes[plan.steps[n].prefix].label, why) for n, why in sorted(run.failed.items())),
-        refused_chunks=sum(plan.steps[n].chunks for n in run.failed),
+        failed=tuple((plan.prefixes[run.plan.steps[n].prefix].label, why) for n, why in sorted(run.failed.items())),
+        refused_chunks=sum(run.plan.steps[n].chunks for n in run.failed),
         deferred_chunks=plan.deferred_chunks,
+        repaired_chunks=len(run.lost),
     )
 
 
@@ -160,7 +166,7 @@ def _execute(
     recorded_at = started
     with ThreadPoolExecutor(limits.concurrency, "prefill") as pool:
         try:
-            while run.waiting or run.running or run.unseen:
+            while run.waiting or run.running or run.unseen or _repair(run, replica, store):
                 fence.check()
                 _submit(run, replica, pool, limits)
                 if _collect(run, clock, limits) or _watch(run, replica, store, clock):
@@ -241,14 +247,32 @@ def _look_once(run: _Run, store: KVStore) -> bool:
 
 
 def _watch(run: _Run, replica: Replica, store: KVStore, clock: Clock) -> bool:
-    """Look for chunks that LMCache is writing behind; whether any arrived. Raises NotWarm past a deadline."""
+    """Look for chunks that LMCache is writing behind; whether any arrived.
+
+    Past their deadline a few are set aside for a repair. Raises NotWarm when most are late, or late again.
+    """
     if not run.unseen:
         return False
     arrived = _look_once(run, store)
     late = [chunk for chunk, deadline in run.unseen.items() if clock.now() > deadline]
-    if late:
+    if late and (run.repairing or len(run.lost) + len(late) > len(run.seen)):
         raise _not_warm(run, replica, late)
+    for chunk in late:
+        del run.unseen[chunk]
+    run.lost += late
     return arrived
+
+
+def _repair(run: _Run, replica: Replica, store: KVStore) -> bool:
+    """When all else is done, put steps for the lost chunks into the run, once; whether there were any."""
+    if run.repairing or not run.lost:
+        return False
+    first = len(run.plan.steps)
+    run.plan, run.repairing = with_repairs(run.plan, run.lost), True
+    run.waiting += range(first, len(run.plan.steps))
+    store.delete(list(run.plan.tree.names_of(run.lost)))  # what is there of them is of a wrong size, or of one rank
+    replica.forget()
+    return True
 
 
 def _not_warm(run: _Run, replica: Replica, late: list[int]) -> NotWarm:

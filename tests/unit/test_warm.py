@@ -74,6 +74,38 @@ def test_a_kill_in_the_middle_loses_nothing_that_arrived():
     assert bench.warm().computed_tokens == (8 - arrived) * CHUNK
 
 
+def losing(bench, text, times):
+    """LMCache loses the store of one chunk so many times."""
+    put, lost = bench.engine.put, []
+    name = bench.plan().tree.names[text]
+
+    def lossy(key, value):
+        if key == name and len(lost) < times:
+            lost.append(key)
+        else:
+            put(key, value)
+
+    bench.engine.put = lossy
+
+
+def test_a_store_that_was_lost_is_made_good_within_the_run():
+    bench = Bench("abcd", "abx", "q")
+    losing(bench, 1, times=1)
+    result = bench.warm()
+    assert (result.chunks, result.repaired_chunks, result.computed_tokens) == (6, 1, 7 * CHUNK)
+    assert bench.plan().missing_chunks == 0
+    assert len(bench.journal.rows()) == 6
+
+
+def test_a_store_that_is_lost_again_and_again_is_an_error_and_the_rest_is_kept():
+    bench = Bench("abcd", "abx", "q")
+    losing(bench, 1, times=9)
+    with pytest.raises(NotWarm, match="1 prefilled chunks are not whole"):
+        bench.warm()
+    assert len(bench.journal.rows()) == 5
+    assert bench.plan().missing_chunks == 1
+
+
 def test_chunks_that_never_appear_are_an_error_that_says_why():
     bench = Bench("abc", "q")
     bench.engine.write_behind = True
