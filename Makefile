@@ -6,7 +6,7 @@ MODEL := .warmfront/models/sample-100m
 CONFIG := $(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml)
 RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
 
-.PHONY: all demo ui up down check test lock clean config sample
+.PHONY: all demo ui up down check test bench lock clean config sample
 .DEFAULT_GOAL := all
 
 all: ## both environments and the sample model
@@ -50,6 +50,9 @@ check: $(CONTROL) ## lint, types, layers
 
 test: all ## every test that can run here
 	@.venv/bin/pytest $(ARGS)
+
+bench: all ## every ratio, measured in one run; ONLY=name,chapter,pattern for some of them
+	@PYTHONPATH=tests .venv/bin/python -m benchmarks $(ONLY)
 
 lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
 	$(PYTHON) deploy/make_env.py --renew deploy/control_plane/requirements.lock -e '.[local,dev]'

@@ -1,0 +1,63 @@
+"""Every figure that `make bench` takes, what it says, and the goal it is held against. The one place for goals."""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+RELATIONS = {"<=": operator.le, ">=": operator.ge, "=": operator.eq}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure is held against."""
+
+    what: str
+    relation: Literal["<=", ">=", "="] = "<="
+    bound: float | str | None = None
+    """A number, or the name of another figure of the same run. None: shown, held against nothing."""
+
+    def met(self, value: float, values: Mapping[str, float]) -> bool | None:
+        """None where there is nothing to hold it against."""
+        bound = values.get(self.bound) if isinstance(self.bound, str) else self.bound
+        return None if bound is None else bool(RELATIONS[self.relation](value, bound))
+
+    def __str__(self) -> str:
+        bound = self.bound if isinstance(self.bound, str | None) else f"{self.bound:g}"
+        return f"{self.relation} {bound}" if bound is not None else "-"
+
+
+GOALS: Mapping[str, Goal] = {
+    # chapters/hashing.py
+    "key_hash_speedup": Goal("our chunk hashes over LMCache's TokenHasher, numpy ids", ">=", 0.9),
+    "key_hash_speedup_lists": Goal("the same where LMCache gets lists, its faster form"),
+    "key_hash_mtokens_s": Goal("million tokens hashed a second"),
+    # chapters/loading.py
+    "load_cpu_s": Goal("CPU seconds of loading the definitions beyond `import dagster`", "<=", 0.5),
+    # chapters/planning.py
+    "plan_10k_s": Goal(
+        "10,000 stored prefixes of 4,000 tokens to a written plan: seconds, process start to end", "<=", 60
+    ),
+    "plan_10k_rss_mb": Goal("the same: peak resident memory, MB", "<=", 2000),
+    # chapters/presence.py
+    "presence_over_raw_exists": Goal("100,000 keys: existence and size over redis-py's pipelined EXISTS", "<=", 1.3),
+    "presence_over_bare_exists": Goal("the same over EXISTS by hiredis on a bare socket"),
+    # chapters/rendering.py
+    "render_10k_calls_after_one_edit": Goal(
+        "engine renders after 1 of 10,000 templates changed", "=", "render_calls_of_one_template"
+    ),
+    "render_calls_of_one_template": Goal("engine renders that this one template needs alone"),
+    # chapters/sensing.py
+    "sensor_tick_s": Goal("a tick of the sensor over 10,000 unchanged templates, seconds", "<=", 2),
+    "sensor_tick_after_one_edit_s": Goal("a tick that finds one of them changed, and reads all, seconds"),
+    "sensor_cursor_bytes": Goal("its cursor, bytes"),
+    # chapters/warming.py
+    "ttft_speedup": Goal("TTFT of a cold request over TTFT of an L2 hit, median over prefixes", ">=", 10),
+    "hit_share": Goal("tokens hit from L2 over expected", "=", 1),
+    "computed_over_unique": Goal(
+        "tokens that the engine computed while warming over unique planned tokens", "<=", 1.02
+    ),
+    "noop_tokens": Goal("tokens computed by a second warm with nothing changed", "=", 0),
+    "warm_over_raw_prefill": Goal("wall time of warming over raw prefill of the same tokens", "<=", 1.10),
+    "l2_read_ms_1900_tokens": Goal("time that reading 1,900 tokens from L2 adds to TTFT, ms"),
+}

@@ -1,0 +1,83 @@
+"""Which benchmarks there are: functions in `chapters/` that return figures by name.
+
+To add one: a function in a module of `chapters/`, decorated with the names it returns, and a line for each name in
+`goals.py`. A function gets an empty directory of its own and raises when it cannot run here.
+"""
+
+import importlib
+import pkgutil
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from resources.local_stack import LocalStack
+
+Measure = Callable[[Path], dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A function and the names of the figures it returns."""
+
+    measure: Measure
+    produces: tuple[str, ...]
+
+    @property
+    def chapter(self) -> str:
+        """The module it is in."""
+        return self.measure.__module__.rpartition(".")[2]
+
+    @property
+    def name(self) -> str:
+        """`chapter.function`."""
+        return f"{self.chapter}.{self.measure.__name__}"
+
+    def run(self, directory: Path) -> dict[str, float]:
+        """Take the figures. Raises whatever kept them from being taken."""
+        here = _emptied(directory / self.name)
+        values = {name: float(value) for name, value in self.measure(here).items()}
+        if set(values) != set(self.produces):
+            raise ValueError(f"it returned {sorted(values)} and is declared to return {sorted(self.produces)}")
+        return values
+
+
+_found: list[Benchmark] = []
+
+
+def benchmark(*produces: str) -> Callable[[Measure], Measure]:
+    """Declare a function of `chapters/` as one that returns these figures."""
+
+    def declare(measure: Measure) -> Measure:
+        _found.append(Benchmark(measure, produces))
+        return measure
+
+    return declare
+
+
+def all_benchmarks() -> tuple[Benchmark, ...]:
+    """Those of every chapter, chapters by name."""
+    from benchmarks import chapters
+
+    for module in pkgutil.iter_modules(chapters.__path__):
+        importlib.import_module(f"benchmarks.chapters.{module.name}")
+    return tuple(sorted(_found, key=lambda one: one.name))
+
+
+def choose(benchmarks: Iterable[Benchmark], patterns: Sequence[str]) -> list[Benchmark]:
+    """Those with a chapter, function or figure that matches one of the patterns; all where there are none."""
+
+    def named(one: Benchmark) -> tuple[str, ...]:
+        return (one.chapter, one.name, one.measure.__name__, *one.produces)
+
+    return [one for one in benchmarks if not patterns or any(fnmatchcase(n, p) for n in named(one) for p in patterns)]
+
+
+def _emptied(directory: Path) -> Path:
+    """An empty directory; what a killed run left behind in it is ended first."""
+    if directory.exists():
+        LocalStack(directory / "stack", on_event=lambda _: None).down()
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    return directory
