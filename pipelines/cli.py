@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from pipelines.printing import print_plan, print_proof, print_table
-from warmers.errors import ConfigError, WarmfrontError
+from pipelines.printing import print_explanation, print_plan, print_proof, print_table
+from warmers.errors import ConfigError, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
     from resources.workspace import Workspace
@@ -52,7 +52,7 @@ def main() -> None:
         raise SystemExit(code)
     except TyperException as error:  # a bad argument
         _fail(error.format_message(), 2, as_json)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:
         _fail(str(error), 2, as_json)
     except WarmfrontError as error:
         _fail(str(error), 1, as_json)
@@ -108,6 +108,38 @@ def plan(fleet: FleetName = None, as_json: Json = False) -> None:
         _print(plan_summary(warm_plan) | problems)
     else:
         print_plan(warm_plan, found)
+
+
+@app.command()
+def why(
+    request: Annotated[str, typer.Argument(help="JSON body of a chat or completion request; - for standard input.")],
+    fleet: FleetName = None,
+    as_json: Json = False,
+) -> None:
+    """Say why a captured request does not hit: where it leaves the warmed prefix, which chunks L2 has, what to do."""
+    from resources.requests import read_request
+    from warmers.why import explain
+
+    workspace, body = _workspace(), read_request(request)
+    settings = workspace.fleet(fleet)
+    replica = workspace.replicas(settings.name).running(settings)
+    found = workspace.state.prefixes(settings.name)
+    explanation = explain(
+        body.captured(replica.engine if replica else None),
+        found.found if found else (),
+        workspace.templates(settings).by_label(),
+        settings,
+        workspace.store(settings.name),
+        workspace.state.journal(settings.namespace).rows(),
+        workspace.clock.now(),
+        (replica.engine.identity(), replica.daemon_identity()) if replica else None,
+    )
+    if as_json:
+        _print(asdict(explanation))
+    else:
+        print_explanation(explanation)
+    if explanation.findings:
+        raise typer.Exit(2)
 
 
 @app.command()

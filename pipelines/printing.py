@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from warmers.plan import WarmPlan
     from warmers.prefixes import PrefixSet
+    from warmers.why import Explanation
 
 
 def print_plan(plan: "WarmPlan", found: "PrefixSet") -> None:
@@ -48,6 +49,37 @@ def print_proof(proof: dict[str, Any]) -> None:
         f"TTFT {proof['ttft_cold_s']:.2f} s cold, {proof['ttft_warm_s']:.2f} s warm ({proof['speedup']:.1f} x); "
         f"output {'unchanged' if proof['output_unchanged'] else 'CHANGED'}"
     )
+
+
+MAX_CHUNKS = 8
+"""Chunks that are not there are listed by key up to so many."""
+
+
+def print_explanation(explanation: "Explanation") -> None:
+    """Why a request does not hit, most important first."""
+    if explanation.label is not None:
+        print(_what_it_hits(explanation))
+    for finding in explanation.findings:
+        print(f"- {finding.what}")
+        if explanation.divergence and explanation.divergence.where in finding.what:
+            print(f"    warmed:  {explanation.divergence.warmed!r}")
+            print(f"    request: {explanation.divergence.request!r}")
+        print(f"    {finding.do}")
+    absent = [chunk for chunk in explanation.chunks if chunk.state != "present"]
+    if explanation.chunks:
+        print(f"{len(explanation.chunks) - len(absent)} of {len(explanation.chunks)} keys are in L2")
+    for chunk in absent[:MAX_CHUNKS]:
+        print(f"    chunk {chunk.chunk}, rank {chunk.rank}: {chunk.state}  {chunk.key}")
+    if len(absent) > MAX_CHUNKS:
+        print(f"    and {len(absent) - MAX_CHUNKS} more")
+
+
+def _what_it_hits(explanation: "Explanation") -> str:
+    about = f"nearest to {explanation.label}, which shares {explanation.prefix_tokens:,} tokens"
+    if explanation.hit_tokens is None or explanation.prompt_tokens is None:
+        return f"{about}; where the request leaves it by tokens, an engine would say (warmfront up)"
+    common = f"{about}, {explanation.common_tokens:,} of them as this request starts"
+    return f"{common}: it hits {explanation.hit_tokens:,} of its {explanation.prompt_tokens:,} tokens in L2"
 
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:

@@ -130,9 +130,9 @@ class VllmEngine:
             raise
         return _ids(answer["token_ids"])
 
-    def tokenize(self, text: str) -> TokenIds:
-        """POST /tokenize with a text, no special token added."""
-        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+    def tokenize(self, text: str, *, special_tokens: bool = False) -> TokenIds:
+        """POST /tokenize with a text."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": special_tokens}
         return _ids(self.http.json("POST", "/tokenize", body)["tokens"])
 
     def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
@@ -287,7 +287,7 @@ class NoEngine:
     def render_for_chat(self, messages: Messages, options: RenderOptions) -> TokenIds | None:
         raise self._refuse("rendering a changed template")
 
-    def tokenize(self, text: str) -> TokenIds:
+    def tokenize(self, text: str, *, special_tokens: bool = False) -> TokenIds:
         raise self._refuse("tokenizing")
 
     def prefill(self, ids: TokenIds, salt: str | None) -> Usage:

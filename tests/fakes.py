@@ -149,7 +149,7 @@ class FakeEngine:
     def render_for_chat(self, messages, options):
         return self.render(messages, options)
 
-    def tokenize(self, text):
+    def tokenize(self, text, *, special_tokens=False):
         return np.array([ord(c) for c in text], np.uint32)
 
     def identity(self):
@@ -181,7 +181,8 @@ class FakeEngine:
         return [names[i : i + tp] for i in range(0, len(names), tp)]
 
     def _kv(self, name):
-        seed = hashlib.sha256((self.weights + name.split("@")[-1 if "control" not in name else -2]).encode()).digest()
+        digest = next(part for part in name.split("@") if len(part) == 64)  # whatever the salt
+        seed = hashlib.sha256((self.weights + digest).encode()).digest()
         return (seed * (self.fleet.chunk_bytes // len(seed) + 1))[: self.fleet.chunk_bytes]
 
     def _serve(self, ids, salt):

@@ -4,6 +4,7 @@ WarmfrontError
 ├── PermanentError            a retry would see the same
 │   ├── ConfigError           a field of warmfront.yaml
 │   ├── TemplateError         one template file, or what rendering it gave
+│   ├── RequestError          a captured request that is none
 │   ├── EngineRefused         the engine or the daemon answered 4xx
 │   └── EngineMismatch        the engine or daemon is not of this fleet's namespace
 └── TransientError            a later try may succeed
@@ -40,6 +41,10 @@ class ConfigError(PermanentError):
 
 class TemplateError(PermanentError):
     """One template: its file, its placeholders, or what the engine said of its rendering."""
+
+
+class RequestError(PermanentError):
+    """A file that holds no chat or completion request."""
 
 
 class EngineRefused(PermanentError):

@@ -76,8 +76,8 @@ class Engine(Protocol):
     def render_for_chat(self, messages: Messages, options: RenderOptions) -> TokenIds | None:
         """The same by the chat endpoint's own path; None where the engine does not offer it."""
 
-    def tokenize(self, text: str) -> TokenIds:
-        """Token ids of a text as it stands, with no special token added."""
+    def tokenize(self, text: str, *, special_tokens: bool = False) -> TokenIds:
+        """Token ids of a text as it stands; with special tokens, as a completion request gets them."""
 
     def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
         """Compute the KV of `ids`, by a request for one token."""
@@ -220,7 +220,7 @@ def varying_lines(renderings: Sequence[Messages]) -> tuple[Variation, ...]:
             if len(set(row)) == 1:
                 constant += len(row[0]) + 1
                 continue
-            found.insert(0, Variation(f"{where}, line {number}", _shown(row), constant))
+            found.insert(0, Variation(f"{where}, line {number}", shown(row), constant))
     return tuple(found)
 
 
@@ -295,11 +295,11 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
 def _first_difference(one: str, two: str) -> tuple[int, tuple[str, str]]:
     rows = zip_longest(one.split("\n"), two.split("\n"), fillvalue="")
     number, row = next((n, row) for n, row in enumerate(rows, 1) if row[0] != row[1])
-    first, second = _shown(row)
+    first, second = shown(row)
     return number, (first, second)
 
 
-def _shown(row: Sequence[str]) -> tuple[str, ...]:
+def shown(row: Sequence[str]) -> tuple[str, ...]:
     """Two differing values of a line, cut to a window around their first difference."""
     one, two = list(dict.fromkeys(row))[:2]
     at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))

@@ -65,7 +65,17 @@ def s3_uri(s3_endpoint, monkeypatch):
 @pytest.fixture
 def workspace_file(tmp_path, stack):
     """A complete warmfront.yaml with a fleet `chat` on the real Valkey, its templates and a tiny model directory."""
-    model, prompts = tmp_path / "model", tmp_path / "prompts"
+    return write_workspace(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def workspace_of_module(tmp_path_factory, stack):
+    """The same, for tests that change nothing."""
+    return write_workspace(tmp_path_factory.mktemp("workspace"), stack)
+
+
+def write_workspace(directory, stack):
+    model, prompts = directory / "model", directory / "prompts"
     model.mkdir()
     prompts.mkdir()
     shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 2}
@@ -90,6 +100,6 @@ def workspace_file(tmp_path, stack):
             }
         ],
     }  # fmt: skip
-    path = tmp_path / "warmfront.yaml"
+    path = directory / "warmfront.yaml"
     path.write_text(json.dumps(settings))
     return path

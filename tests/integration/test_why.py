@@ -1,0 +1,217 @@
+"""`warmfront why` by its printed text, a row a case: real Valkey, state and templates, a fake engine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from fakes import FakedWorkspace
+
+import pipelines.cli
+from pipelines.definitions import build_defs
+
+RULES = "\n".join(f"Rule {n}: answer in at most {n} sentences." for n in range(1, 9))
+TOOLS = [{"type": "function", "function": {"name": n, "description": f"To {n}."}} for n in ("find", "order", "refund")]
+
+
+class Case:
+    """A warmed fleet of two ranks, and the request that a client sends."""
+
+    def __init__(self, workspace_file):
+        settings = json.loads(workspace_file.read_text())
+        settings["fleets"][0]["engine"]["tensor_parallel"] = 2
+        workspace_file.write_text(json.dumps(settings))
+        self.prompts = workspace_file.parent / "prompts"
+        self.system = f"You help customers of a shop.\nToday is Monday, 30 November 2026.\n{RULES}"
+        self.write("agent", self.system, tools=TOOLS)
+        dated = f"{RULES}\nToday is {{{{ today }}}}.\n{RULES.replace('Rule', 'Law')}"
+        self.write("dated", dated)
+        self.write("tenant", "Each tenant has prompts of its own, and this is the one. " * 2, salt="tenant-7")
+        self.workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
+        self.request = self.asked(self.system, tools=TOOLS)
+        self.engine_runs = True
+
+    def write(self, name, system, **more):
+        body = {"messages": [{"role": "system", "content": system}], **more}
+        (self.prompts / f"{name}.json").write_text(json.dumps(body))
+
+    def asked(self, system, **more):
+        user = {"role": "user", "content": "Where is my parcel?"}
+        return {"model": "m", "temperature": 0, "messages": [{"role": "system", "content": system}, user], **more}
+
+    def warm(self):
+        with dg.DagsterInstance.ephemeral() as instance:
+            job = build_defs(self.workspace).resolve_job_def("warm")
+            assert job.execute_in_process(partition_key="chat", instance=instance).success
+
+    def names(self, label):
+        fleet = self.workspace.fleet("chat")
+        plan = self.workspace.plan(fleet, self.workspace.state.prefixes("chat"))
+        (number,) = [n for n, prefix in enumerate(plan.prefixes) if prefix.label == label]
+        return [name for chunk in plan.tree.paths[number] for name in plan.tree.names_of([chunk])]
+
+
+@pytest.fixture(scope="module")
+def case(workspace_of_module):
+    case = Case(workspace_of_module)
+    case.warm()
+    return case
+
+
+@pytest.fixture
+def ask(case, monkeypatch, tmp_path, capsys):
+    def ask(request, *more, engine=True):
+        file = tmp_path / "request.json"
+        file.write_text(request if isinstance(request, str) else json.dumps(request))
+        monkeypatch.setattr(pipelines.cli, "_workspace", lambda: case.workspace)
+        monkeypatch.setattr(sys, "argv", ["warmfront", "why", str(file), *more])
+        running = type("Replicas", (), {"running": lambda self, fleet: case.workspace.engine if engine else None})()
+        monkeypatch.setattr(FakedWorkspace, "replicas", lambda self, name: running)
+        with pytest.raises(SystemExit) as ended:
+            pipelines.cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return ask
+
+
+def swapped(case):
+    return case.asked(case.system, tools=[TOOLS[0], TOOLS[2], TOOLS[1]])
+
+
+def other_day(case):
+    return case.asked(case.system.replace("Monday, 30 November", "Tuesday, 1 December"), tools=TOOLS)
+
+
+def reworded_tool(case):
+    tools = json.loads(json.dumps(TOOLS))
+    tools[1]["function"]["description"] = "To order more."
+    return case.asked(case.system, tools=tools)
+
+
+def without_salt(case):
+    return case.asked("Each tenant has prompts of its own, and this is the one. " * 2)
+
+
+def date_in_a_placeholder(case):
+    return case.asked(f"{RULES}\nToday is Tuesday.\n{RULES.replace('Rule', 'Law')}")
+
+
+def longer_conversation(case):
+    request = json.loads(json.dumps(case.request))
+    request["messages"][0]["role"] = "developer"
+    return request
+
+
+ROWS = [
+    ("hits", lambda case: case.request, 0, ["nearest to agent", "keys are in L2"], ["- "]),
+    (
+        "a date",
+        other_day,
+        2,
+        ["message 1 (system), line 2", "Monday, 30 Nov", "Tuesday, 1 Dec", "looks like a date"],
+        [],
+    ),
+    ("tool order", swapped, 2, ["tool 2", "'order'", "'refund'", "Same tools, other order"], []),
+    ("tool JSON", reworded_tool, 2, ["tool 2 (order)", "To order more", "JSON differs"], []),
+    ("no tools", lambda case: case.asked(case.system), 2, ["tool 1", "(no tool)"], []),
+    ("model", lambda case: {**case.request, "model": "m-v2"}, 2, ["model 'm-v2'", "serves 'm'", '"model": "m"'], []),
+    ("no salt", without_salt, 2, ["no cache_salt", "'tenant-7'", "hits 0 of"], []),
+    ("placeholder", date_in_a_placeholder, 2, ["nearest to dated", "Today is", "Move what varies"], []),
+    ("none", lambda case: case.asked("Translate this into Latin, please."), 2, ["starts like none of the"], []),
+    ("role", longer_conversation, 2, ["message 1 (system)", "'developer'", "Send the template's roles"], []),
+]
+
+
+@pytest.mark.parametrize("engine", [True, False], ids=["engine", "no-engine"])
+@pytest.mark.parametrize(
+    ("request_of", "code", "says", "not_said"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
+)
+def test_it_says_where_and_what_to_do(case, ask, request_of, code, says, not_said, engine):
+    got, out, err = ask(request_of(case), engine=engine)
+    assert got == code, out + err
+    for text in says:
+        if engine or not text.startswith("hits"):
+            assert text in out
+    for text in not_said:
+        assert text not in out
+    assert ("an engine would say" in out) == (not engine and "nearest" in out)
+
+
+def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
+    names = case.names("agent")
+    kept = {name: valkey.client.get(name) for name in names}
+    valkey.client.delete(names[3])
+    code, out, _ = ask(case.request)
+    assert code == 2
+    assert "chunk 1 is missing in L2 on rank 1 of 2" in out
+    assert f"rank 1: missing  {names[3]}" in out
+    assert "evicted or deleted before its time" in out
+    assert "hits 16 of" in out
+
+    valkey.client.delete(*names)
+    case.workspace.__dict__["clock"] = type("Later", (), {"now": lambda self: 4e9})()
+    code, out, _ = ask(case.request)
+    assert "chunk 0 is missing in L2; it was warmed" in out
+    assert "It has expired" in out
+    assert "raise l2.ttl_s" in out
+    del case.workspace.__dict__["clock"]
+
+    for name, value in kept.items():
+        valkey.client.set(name, value)
+    valkey.client.set(names[0], b"truncated")
+    code, out, _ = ask(case.request)
+    assert "chunk 0 is wrong size in L2 on rank 0 of 2" in out
+    valkey.client.set(names[0], kept[names[0]])
+    assert ask(case.request)[0] == 0
+
+
+def test_an_engine_whose_model_string_is_another_is_named(case, ask, monkeypatch):
+    identity = case.workspace.engine.daemon_identity()
+    other = type(identity)(identity.lmcache, identity.chunk_tokens, "blake3", identity.key_prefixes, ("/models/copy",))
+    monkeypatch.setattr(case.workspace.engine, "daemon_identity", lambda: other, raising=False)
+    code, out, _ = ask(case.request)
+    assert code == 2
+    assert "no engine of this model has registered" in out
+
+
+def test_json_is_one_document_and_bad_requests_are_named(case, ask):
+    code, out, _ = ask(other_day(case), "--json")
+    document = json.loads(out)
+    assert code == 2
+    assert document["label"] == "agent"
+    assert document["divergence"]["where"] == "message 1 (system), line 2"
+    assert {chunk["rank"] for chunk in document["chunks"]} == {0, 1}
+    for bad, named in [
+        ("{", "Expecting"),
+        ("{}", "neither messages nor a prompt"),
+        ('{"messages": [{}]}', "messages.0.role"),
+    ]:
+        code, _, err = ask(bad)
+        assert code == 2
+        assert named in err
+
+
+def test_token_ids_and_completions_are_understood(case, ask):
+    prefix = next(p for p in case.workspace.state.prefixes("chat").found if p.label == "agent")
+    code, out, _ = ask({"model": "m", "prompt": [int(i) for i in prefix.rendered]}, engine=False)
+    assert (code, "nearest to agent" in out) == (0, True)
+    changed = [int(i) for i in prefix.rendered]
+    changed[20] += 1
+    code, out, _ = ask({"model": "m", "prompt": changed}, engine=False)
+    assert code == 2
+    assert "at token 20" in out
+
+
+def test_why_imports_no_dagster():
+    code = (
+        "import sys; sys.argv = ['warmfront', 'why', '/nowhere.json']\n"
+        "import pipelines.cli\n"
+        "try:\n    pipelines.cli.main()\nexcept SystemExit as end:\n    assert end.code == 2\n"
+        "assert 'dagster' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert "reading the request in /nowhere.json" in done.stderr

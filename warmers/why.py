@@ -1,0 +1,225 @@
+"""Why a request did not hit: where it leaves the prefix that was warmed, which chunks L2 has, and what to do.
+
+Reading a captured request belongs in `resources/requests.py`, printing in `pipelines/printing.py`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from warmers.divergence import Captured, Divergence, first_divergence, likeness
+from warmers.errors import EngineMismatch
+from warmers.fleet import DaemonIdentity, EngineIdentity, Fleet, require_match
+from warmers.keys import KeyLayout, chunk_keys
+from warmers.ledger import Rows
+from warmers.prefixes import Prefix, Template, common_start
+from warmers.presence import KVStore, look
+
+State = Literal["present", "missing", "wrong size"]
+
+ALIKE = 0.5
+"""Share of a prefix, by tokens or by text, that a request has to have to be taken for one of its template's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkState:
+    """One chunk's key for one rank, as the request looks it up."""
+
+    chunk: int
+    rank: int
+    key: str
+    state: State
+    warmed_at: float | None
+    """By the ledger, in seconds since the epoch; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason, and what would change it."""
+
+    what: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything there is to say of one request."""
+
+    label: str | None
+    """The template, and context, that it is nearest to; None: none is near."""
+    prompt_tokens: int | None
+    prefix_tokens: int
+    common_tokens: int | None
+    """Tokens that it starts with as the prefix does; None: not known without an engine."""
+    hit_tokens: int | None
+    """What it hits in L2 now."""
+    divergence: Divergence | None
+    chunks: tuple[ChunkState, ...]
+    findings: tuple[Finding, ...]
+
+
+def explain(
+    request: Captured,
+    prefixes: Sequence[Prefix],
+    templates: Mapping[str, Template],
+    fleet: Fleet,
+    store: KVStore,
+    ledger: Rows,
+    now: float,
+    running: tuple[EngineIdentity, DaemonIdentity] | None = None,
+) -> Explanation:
+    """Compare the request with the prefix that it is nearest to, and with what L2 holds of that.
+
+    `running`: engine and daemon, where a replica runs. Raises StoreUnavailable.
+    """
+    findings = [*_wrong_model(request, fleet), *(_wrong_identity(fleet, *running) if running else ())]
+    prefix = _nearest(request, prefixes, templates)
+    if prefix is None:
+        return Explanation(None, _count(request), 0, 0, 0, None, (), (*findings, _no_template(prefixes)))
+    common = None if request.ids is None else common_start([request.ids, prefix.ids])
+    inside = common is not None and common < prefix.shared
+    divergence = None
+    if common is None or inside:
+        divergence = first_divergence(request, prefix, templates.get(prefix.label), common)
+    if divergence:
+        findings.append(Finding(f"it leaves the warmed prefix at {divergence.where}", divergence.do))
+    if request.salt != prefix.salt:
+        findings.append(_other_salt(request.salt, prefix.salt))
+    chunks = _chunks(replace(prefix, salt=request.salt), fleet, store, ledger)
+    if request.salt == prefix.salt:
+        findings += _incomplete(chunks, fleet, now)
+    findings += _never_shared(prefix)
+    return Explanation(
+        label=prefix.label,
+        prompt_tokens=_count(request),
+        prefix_tokens=prefix.shared,
+        common_tokens=common,
+        hit_tokens=None if common is None else _hit_tokens(chunks, common, fleet),
+        divergence=divergence,
+        chunks=chunks,
+        findings=tuple(findings),
+    )
+
+
+def _count(request: Captured) -> int | None:
+    return None if request.ids is None else len(request.ids)
+
+
+def _nearest(request: Captured, prefixes: Sequence[Prefix], templates: Mapping[str, Template]) -> Prefix | None:
+    """The prefix that the request follows longest, by tokens where they are known, or else is most like by its text."""
+    near = []
+    for prefix in prefixes:
+        common = _follows(request, prefix)
+        if common >= min(prefix.chunk_tokens, ALIKE * prefix.shared) and common:
+            near.append((common, prefix))
+    if not any(common == prefix.shared and prefix.chunks for common, prefix in near):
+        for prefix in prefixes:
+            template = templates.get(prefix.label)
+            start, lines = likeness(request, template) if template else (0.0, 0.0)
+            if max(start, lines) >= ALIKE:
+                near.append((round(prefix.shared * max(start, lines / 3)), prefix))
+    salted = [(common, prefix.salt == request.salt, common - prefix.shared, prefix) for common, prefix in near]
+    return max(salted, key=lambda one: one[:3])[3] if salted else None
+
+
+def _follows(request: Captured, prefix: Prefix) -> int:
+    return 0 if request.ids is None else common_start([request.ids, prefix.ids])
+
+
+def _wrong_model(request: Captured, fleet: Fleet) -> Iterator[Finding]:
+    if request.model and request.model != fleet.model.served_name:
+        yield Finding(
+            f"it asks for model {request.model!r}, and fleet {fleet.name!r} serves {fleet.model.served_name!r}: "
+            "the model is in every KV key",
+            f'Send "model": "{fleet.model.served_name}", or look at the fleet that serves {request.model!r} (--fleet).',
+        )
+
+
+def _wrong_identity(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity) -> Iterator[Finding]:
+    try:
+        require_match(fleet, engine, daemon)
+    except EngineMismatch as error:
+        yield Finding(f"the running replica is not of this fleet: {error.seen}", error.do)
+
+
+def _no_template(prefixes: Sequence[Prefix]) -> Finding:
+    return Finding(
+        f"it starts like none of the {len(prefixes)} templates and contexts that were warmed",
+        "Add a template for it, then warm; or correct what the client sends.",
+    )
+
+
+def _other_salt(sent: str, warmed: str) -> Finding:
+    says, was = (f"cache_salt {salt!r}" if salt else "no cache_salt" for salt in (sent, warmed))
+    return Finding(
+        f"it carries {says}, and the prefix was warmed with {was}: the salt is in every KV key",
+        "Give the template the salt that its requests carry, or have them send the template's.",
+    )
+
+
+def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows) -> tuple[ChunkState, ...]:
+    """Every chunk of the prefix under the request's salt, on every rank."""
+    table = chunk_keys(prefix.ids, KeyLayout.of(fleet), prefix.salt)
+    names, ranks = list(table), fleet.engine.tensor_parallel
+    if not names:
+        return ()
+    presence = look(store, names, ranks, fleet.chunk_bytes)
+    warmed = dict(zip(ledger.chunk_ids(), ledger.warmed_at.tolist(), strict=True))
+    digests = [row.tobytes().hex() for row in table.hashes]
+    return tuple(
+        ChunkState(
+            chunk=number // ranks,
+            rank=number % ranks,
+            key=name,
+            state="missing" if size < 0 else "present" if size == fleet.chunk_bytes else "wrong size",
+            warmed_at=warmed.get((prefix.salt, digests[number // ranks])) or None,
+        )
+        for number, (name, size) in enumerate(zip(names, presence.sizes.reshape(-1).tolist(), strict=True))
+    )
+
+
+def _hit_tokens(chunks: Sequence[ChunkState], common: int, fleet: Fleet) -> int:
+    """Leading chunks that are whole on every rank, within what the request has in common with the prefix."""
+    broken = min((c.chunk for c in chunks if c.state != "present"), default=len(chunks) // fleet.engine.tensor_parallel)
+    return min(broken, common // fleet.engine.chunk_tokens) * fleet.engine.chunk_tokens
+
+
+def _incomplete(chunks: Sequence[ChunkState], fleet: Fleet, now: float) -> Iterator[Finding]:
+    ranks = fleet.engine.tensor_parallel
+    for number in sorted({c.chunk for c in chunks if c.state != "present"})[:1]:
+        mine = [c for c in chunks if c.chunk == number]
+        bad = [c for c in mine if c.state != "present"]
+        on = "" if len(bad) == ranks else f" on rank {', '.join(str(c.rank) for c in bad)} of {ranks}"
+        yield Finding(
+            f"chunk {number} is {bad[0].state} in L2{on}; {_past(bad[0], fleet, now)}", _remedy(bad[0], fleet, now)
+        )
+
+
+def _past(chunk: ChunkState, fleet: Fleet, now: float) -> str:
+    if chunk.warmed_at is None:
+        return "the ledger has never seen it warmed"
+    age = now - chunk.warmed_at
+    return f"it was warmed {age / 3600:.1f} h ago, with a TTL of {fleet.ttl_s / 3600:.1f} h"
+
+
+def _remedy(chunk: ChunkState, fleet: Fleet, now: float) -> str:
+    if chunk.state == "wrong size":
+        return "Run warmfront warm: it is deleted and computed anew."
+    if chunk.warmed_at is None:
+        return "Run warmfront warm."
+    if now - chunk.warmed_at >= fleet.ttl_s:
+        return "It has expired. Run warmfront warm; raise l2.ttl_s, or warm more often than it lasts."
+    return "It was evicted or deleted before its time. Run warmfront warm; then look at L2's memory and evictions."
+
+
+def _never_shared(prefix: Prefix) -> Iterator[Finding]:
+    if prefix.short_by:
+        yield Finding(
+            f"the template shares {prefix.shared} tokens, {prefix.short_by} short of one chunk: it can never hit",
+            "Lengthen what its requests share, or leave it: it is cheap to compute.",
+        )
+    for variation in prefix.unstable:
+        yield Finding(
+            f"its shared part ends early, at {variation}",
+            "Move what varies behind what does not, in template and client.",
+        )
