@@ -5,6 +5,7 @@ Two cores carry one engine, so asking for a replica of another fleet ends the on
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from resources.engine import VllmEngine
 from resources.lmcache import LmcacheDaemon
 from resources.local_stack import HOST, LocalStack
 from resources.processes import OnEvent, Processes, free_port
-from warmers.errors import ConfigError
+from warmers.errors import ConfigError, EngineUnavailable
 from warmers.fleet import DaemonIdentity, Fleet
 from warmers.keys import TokenIds
 from warmers.prefixes import Messages, RenderOptions
@@ -34,6 +35,8 @@ ENGINE_ENV = {
     "PYTHONHASHSEED": "0",
     "VLLM_LOGGING_COLOR": "0",
 }
+REGISTER_S = 15.0
+POLL_S = 0.25
 ENGINE_NICE = 10
 """An engine takes every core; at equal priority its daemon answers pings and lookups too late, and Valkey too."""
 
@@ -119,7 +122,22 @@ class LocalReplicas:
                     replica = self._attach(fleet, url, fresh=fresh) or self._start(fleet, url)
                 use.share()
             with closing(replica):
-                yield replica
+                try:
+                    yield replica
+                except EngineUnavailable:
+                    self._discard()
+                    raise
+
+    def _discard(self) -> None:
+        """End an engine that gave no answer, and its daemon; the next who asks gets new ones.
+
+        vLLM 0.32 hangs for five minutes, and then dies, when its daemon is killed in the middle of a store and comes
+        back at once: it would be handed out, healthy by its own word, to every run until then.
+        """
+        self.on_event("the engine gave no answer: ending it, the next run starts another")
+        with self.processes.locked():
+            for name in ("engine", "daemon"):
+                self.processes.stop(name)
 
     def running(self, fleet: Fleet) -> HttpReplica | None:
         """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
@@ -143,12 +161,23 @@ class LocalReplicas:
         if engine is None or daemon is None or {engine.spec, daemon.spec} != {self._spec(fleet, store)}:
             return None
         replica = self._replica(fleet, engine.url, daemon.url)
-        if replica.engine.healthy() and replica.daemon.healthy():
+        if replica.engine.healthy() and replica.daemon.healthy() and self._registered(replica, fleet):
             untouched = replica.counters().untouched
             if untouched or not fresh:
                 return replace(replica, fresh=untouched)
         replica.close()
         return None
+
+    def _registered(self, replica: HttpReplica, fleet: Fleet) -> bool:
+        """Whether the daemon knows the engine; after a daemon's restart it takes vLLM a few heartbeats to say hello."""
+        if replica.engine.identity().connector == "":
+            return True  # it never will, and `require_match` says so
+        deadline = time.monotonic() + REGISTER_S
+        while fleet.model.path not in replica.daemon_identity().engines:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _spec(self, fleet: Fleet, store: str) -> str:
         model = [fleet.model.served_name, fleet.model.tokenizer_digest]
