@@ -6,7 +6,7 @@ MODEL := .warmfront/models/sample-100m
 CONFIG := $(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml)
 RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
 
-.PHONY: all demo ui up down check test bench lock clean config sample
+.PHONY: all demo ui up down check test bench screenshots lock clean config sample
 .DEFAULT_GOAL := all
 
 all: ## both environments and the sample model
@@ -53,6 +53,9 @@ test: all ## every test that can run here
 
 bench: all ## every ratio, measured in one run; ONLY=name,chapter,pattern for some of them
 	@PYTHONPATH=tests .venv/bin/python -m benchmarks $(ONLY)
+
+screenshots: all ## the README's, from the browser's test
+	@WARMFRONT_SCREENSHOTS=$(CURDIR)/deploy/local/screenshots .venv/bin/pytest tests/e2e/test_ui.py $(ARGS)
 
 lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
 	$(PYTHON) deploy/make_env.py --renew deploy/control_plane/requirements.lock -e '.[local,dev]'

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from assets.partitions import fleets
+from assets.pictures import ttft_picture
 from assets.prompts import prompt_prefixes
-from assets.reporting import ONCE_MORE, OWNERS, failures, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, documents, failures, listed, proof_rows, table, telling
 from resources.documents import plan_document, proof_document, warm_document
 from resources.workspace import Workspace
 from warmers.errors import StateUnavailable
@@ -27,7 +28,7 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
         plan = here.plan(fleet, _prefixes(here, fleet.name))
-        uri = here.state.point(fleet.name, "plan", plan_document(plan), ".json", {"namespace": fleet.namespace})
+        here.state.point(fleet.name, "plan", plan_document(plan), ".json", {"namespace": fleet.namespace})
     return dg.MaterializeResult(
         metadata={
             "plan": table(asdict(row) for row in sorted(plan.rows(), key=lambda row: -row.missing)),
@@ -37,7 +38,7 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
             "steps": len(plan.steps),
             "engine_seconds": plan.engine_seconds if plan.engine_seconds is not None else "not measured yet",
             "namespace": fleet.namespace,
-            "uri": uri,
+            **documents(here, fleet.name, fleet.namespace),
         }
     )
 
@@ -76,16 +77,19 @@ def warm_chunks(
             rate = result.tokens_per_s or fleet.prefill_tokens_per_s
             fence.check()
             document = warm_document(plan, result)
-            uri = here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
+            here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
     return dg.MaterializeResult(
         metadata={
             "computed_tokens": result.computed_tokens,
             "requests": result.requests,
             "chunks_warmed": result.chunks,
             "chunks_already_there": result.already_there,
+            "chunks_repaired": result.repaired_chunks,
+            "bytes_warmed": result.chunks * fleet.chunk_bytes * fleet.engine.tensor_parallel,
             "seconds": result.seconds,
+            "tokens_per_s": rate or 0.0,
             "refused": table({"prefix": label, "reason": reason} for label, reason in result.failed),
-            "uri": uri,
+            **documents(here, fleet.name, fleet.namespace),
         }
     )
 
@@ -113,7 +117,8 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
             proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
             of = (here.state.latest(fleet.name, "prefixes") or {}).get("templates")
             summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace, "templates": of}
-            uri = here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
+            here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
+            rows = json.loads(proof_document(proof))["prefixes"]
     return dg.MaterializeResult(
         metadata={
             "verdict": proof.verdict,
@@ -123,8 +128,9 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
             "ttft_cold_s": proof.ttft_cold_s,
             "ttft_warm_s": proof.ttft_warm_s,
             "ttft_speedup": proof.speedup,
-            "proof": table(json.loads(proof_document(proof))["prefixes"]),
-            "uri": uri,
+            "picture": dg.MetadataValue.md(ttft_picture(rows)),
+            "proof": table(proof_rows(rows)),
+            **documents(here, fleet.name, fleet.namespace),
         }
     )
 
@@ -158,7 +164,7 @@ def hit_rate_above_floor(
     proof = _proof(workspace, context.partition_key)
     return dg.AssetCheckResult(
         passed=proof["verdict"] == "proven",
-        description="; ".join(proof["reasons"]) or None,
+        description=listed(proof["reasons"]),
         metadata={"hit_rate": proof["hit_rate"], "floor": proof["floors"]["hit_rate"], "verdict": proof["verdict"]},
     )
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.partitions import fleets
-from assets.reporting import MAX_ROWS, ONCE_MORE, OWNERS, failures, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, failures, listed, table, telling
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
 
@@ -89,7 +89,7 @@ def templates_are_readable(
     return dg.AssetCheckResult(
         passed=not broken,
         severity=dg.AssetCheckSeverity.WARN,
-        description="\n".join(broken[:MAX_ROWS]) or None,
+        description=listed(broken),
         metadata={"broken": len(broken)},
     )
 
@@ -134,7 +134,7 @@ def prefix_is_stable(
     return dg.AssetCheckResult(
         passed=not lost and not broken,
         severity=dg.AssetCheckSeverity.WARN,
-        description="\n".join([*lost, *broken, "Move what varies behind what does not."]) if lost or broken else None,
+        description=f"{listed([*lost, *broken])}\nMove what varies behind what does not." if lost or broken else None,
         metadata={"too_short": table({"template": p.label, "tokens_short": p.short_by} for p in found.too_short)},
     )
 

@@ -1,6 +1,6 @@
 """How assets speak to people: tables, progress, and errors as Dagster failures."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ ONCE_MORE = dg.RetryPolicy(max_retries=1, delay=2.0)
 """For a step whose retry does only what is missing; permanent failures say that they are not to be retried."""
 INTERRUPTED = "interrupted"
 """Metadata of the failure that an interrupt makes."""
+MAX_LISTED = 10
+"""Reasons in the description of a check."""
 MAX_ROWS = 100
 """A table of ten thousand rows is an event of 1.7 MB."""
 
@@ -42,6 +44,43 @@ def telling(workspace: Workspace, context: dg.AssetExecutionContext | dg.AssetCh
         workspace.on_event(message)
 
     return workspace.telling(tell)
+
+
+def documents(workspace: Workspace, fleet: str, namespace: str) -> dict[str, dg.MetadataValue[Any]]:
+    """Where the latest plan, result and proof of a fleet are, and its ledger: one leads to the others."""
+    pointers = {kind: workspace.state.latest(fleet, kind) for kind in ("plan", "warm", "proof")}
+    places = {f"{kind}_document": pointer["uri"] for kind, pointer in pointers.items() if pointer}
+    places["ledger"] = workspace.state.uri_of(f"namespaces/{namespace}/ledger")
+    return {name: _place(uri) for name, uri in places.items()}
+
+
+def _place(uri: str) -> dg.MetadataValue[Any]:
+    return dg.MetadataValue.url(uri) if "://" in uri else dg.MetadataValue.path(uri)
+
+
+def proof_rows(prefixes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A proof document's prefixes as people read them, those that are not proven first."""
+    rows = [
+        {
+            "prefix": p["label"],
+            "verdict": p["verdict"],
+            "hit_tokens": p["hit_tokens"],
+            "expected_tokens": p["expected_tokens"],
+            "ttft_cold_s": round(p["ttft_cold_s"], 3),
+            "ttft_warm_s": round(p["ttft_warm_s"], 3),
+            "speedup": round(p["speedup"], 1),
+            "same_output": "yes" if p["output_unchanged"] else "NO",
+            "reason": p["reason"],
+        }
+        for p in prefixes
+    ]
+    return sorted(rows, key=lambda row: row["verdict"] == "proven")
+
+
+def listed(reasons: Sequence[str]) -> str | None:
+    """Reasons as a list, the first MAX_LISTED of them; None where there is none."""
+    more = [f"and {len(reasons) - MAX_LISTED} more"] if len(reasons) > MAX_LISTED else []
+    return "\n".join(f"- {reason}" for reason in [*reasons[:MAX_LISTED], *more]) or None
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:

@@ -56,12 +56,16 @@ class StateStore:
         directory = f"fleets/{fleet}/{kind}"
         path = f"{directory}/{_stamp()}{suffix}"
         self.objects.write(path, content)
-        pointer = json.dumps({"uri": f"{self.uri.rstrip('/')}/{path}", "path": path, **summary}, indent=2).encode()
+        pointer = json.dumps({"uri": self.uri_of(path), "path": path, **summary}, indent=2).encode()
         name = f"fleets/{fleet}/{kind}.json"
         while not self.objects.replace(name, pointer, _version(self.objects.read(name))):
             continue
         for old in self.objects.list(directory)[:-KEEP]:
             self.objects.delete(old)
+        return self.uri_of(path)
+
+    def uri_of(self, path: str) -> str:
+        """Where people find a file or directory of the tree."""
         return f"{self.uri.rstrip('/')}/{path}"
 
     def latest(self, fleet: str, kind: str) -> dict[str, Any] | None:

@@ -5,7 +5,9 @@ never by flushing; `cold` between samples is L0 and L1 dropped, not a restart.
 """
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,34 @@ def tiny_model():
     out = Path(".warmfront/models/tiny").absolute()
     subprocess.run([PYTHON, "deploy/local/make_model.py", out, "--size", "tiny"], check=True, capture_output=True)
     return out
+
+
+@pytest.fixture(scope="session")
+def own_folder(tmp_path_factory, tiny_model, host):
+    """Somebody's own folder of templates: the configuration that names it."""
+    host.stack.down()  # the demo brings an engine of its own, and two cores carry one
+    directory = tmp_path_factory.mktemp("own")
+    prompts = directory / "prompts"
+    prompts.mkdir()
+    (prompts / "steady.md").write_text(sentences("ledger", 60))
+    (prompts / "edited.md").write_text(sentences("voucher", 60))
+    (prompts / "short.txt").write_text("Hello.")
+    (prompts / "broken.yaml").write_text("messages: [")
+    return write_config(directory, [fleet("chat", tiny_model)])
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """Run the demo on a configuration: how it ended, and what it wrote."""
+
+    def demo(config):
+        env = {**os.environ, "WARMFRONT_CONFIG": str(config)}
+        argv = [sys.executable, "deploy/local/demo.py"]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env)
+        print(done.stdout, done.stderr)
+        return done, json.loads((config.parent / "state" / "demo.json").read_text())
+
+    return demo
 
 
 @pytest.fixture(scope="session")

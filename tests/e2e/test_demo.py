@@ -1,40 +1,12 @@
 """The demo as a user runs it, on a folder of their own, with a small model: twice, with an edit in between."""
 
-import json
-import os
-import subprocess
-import sys
-
-import pytest
-from engine_environment import fleet, needs_engine, sentences, write_config
+from engine_environment import needs_engine
 
 pytestmark = needs_engine
 
 
-@pytest.fixture
-def folder(tmp_path, tiny_model, host):
-    host.stack.down()  # the demo brings an engine of its own, and two cores carry one
-    prompts = tmp_path / "prompts"
-    prompts.mkdir()
-    (prompts / "steady.md").write_text(sentences("ledger", 60))
-    (prompts / "edited.md").write_text(sentences("voucher", 60))
-    (prompts / "short.txt").write_text("Hello.")
-    (prompts / "broken.yaml").write_text("messages: [")
-    return write_config(tmp_path, [fleet("chat", tiny_model)])
-
-
-def demo(config):
-    done = subprocess.run(
-        [sys.executable, "deploy/local/demo.py"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "WARMFRONT_CONFIG": str(config)},
-    )
-    print(done.stdout, done.stderr)
-    return done, json.loads((config.parent / "state" / "demo.json").read_text())
-
-
-def test_a_folder_of_ones_own_is_warmed_proven_and_warmed_again_after_an_edit(folder):
+def test_a_folder_of_ones_own_is_warmed_proven_and_warmed_again_after_an_edit(own_folder, demo):
+    folder = own_folder
     done, result = demo(folder)
     assert result["verdict"] == "proven"
     assert result["hit_tokens"] == result["expected_hit_tokens"] > 0
