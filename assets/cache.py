@@ -223,6 +223,5 @@ def _proof(workspace: Workspace, fleet: str) -> dict[str, Any]:
 def _missing(plan: "WarmPlan") -> str:
     worst = sorted((row for row in plan.rows() if row.missing), key=lambda row: -row.missing)[:5]
     rows = ", ".join(f"{row.label} ({row.missing} of {row.chunks})" for row in worst)
-    return (
-        f"{plan.missing_chunks} chunks are missing: {rows}. Warm again; if they go missing again, look at L2's memory."
-    )
+    many = f"{plan.missing_chunks} chunks are" if plan.missing_chunks > 1 else "1 chunk is"
+    return f"{many} missing: {rows}. Warm again; if they go missing again, look at L2's memory."

@@ -112,7 +112,9 @@ def shows(page, text):
 
 
 def test_the_graph_tells_the_story(page):
+    page.set_viewport_size({"width": 2700, "height": 820})  # what is out of sight is not drawn
     page.goto("/assets/hit_rate?view=lineage&lineageScope=upstream")
+    page.get_by_role("button", name="All", exact=True).click()
     for asset in ASSETS:
         shows(page, asset)
     page.goto("/asset-groups")
@@ -148,7 +150,7 @@ def test_the_proof_has_its_numbers_its_table_and_its_picture(page, seen):
 
 def test_a_failed_check_names_the_prefix_and_the_next_step(page):
     page.goto("/assets/warm_chunks?view=checks&checkDetail=every_chunk_present")
-    for text in ("every_chunk_present", "Failed", "1 chunks are missing: steady (1 of", "Warm again"):
+    for text in ("every_chunk_present", "Failed", "1 chunk is missing: steady (1 of", "Warm again"):
         shows(page, text)
     page.shot("failed_check")
 
