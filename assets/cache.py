@@ -1,7 +1,6 @@
 """Chapter two: from a plan to chunks in L2 to the proof that a cold replica hits them."""
 
 import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -9,7 +8,7 @@ import dagster as dg
 from assets.partitions import fleets
 from assets.pictures import ttft_picture
 from assets.prompts import prompt_prefixes
-from assets.reporting import ONCE_MORE, OWNERS, documents, failures, listed, proof_rows, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, documents, failures, listed, plan_rows, proof_rows, table, telling
 from resources.documents import plan_document, proof_document, warm_document
 from resources.workspace import Workspace
 from warmers.errors import StateUnavailable
@@ -20,10 +19,21 @@ if TYPE_CHECKING:
     from warmers.prefixes import PrefixSet
     from warmers.warm import WarmProgress
 
+NEXT_STEP = {
+    "failed": "Put this right and run the job `warm`; roll nothing out before it is proven.",
+    "inconclusive": "Neither proven nor disproved: put this right and run the job `warm`; `prove` is enough where "
+    "every chunk is in L2.",
+}
+NOT_SEEN = "No prefix could be asked for: the check `hit_rate_above_floor` says why."
+
 
 @dg.asset(deps=[prompt_prefixes], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"valkey"})
 def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
-    """What should be in L2, what is there already, and what to prefill in which order. Empty when nothing changed."""
+    """What has to be prefilled, in which order and at what cost: what should be in L2 less what is there already.
+
+    Prefixes that lack most come first; `steps` is 0 when nothing changed. Read it before a large run: nothing is
+    computed here.
+    """
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
@@ -31,14 +41,14 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
         here.state.point(fleet.name, "plan", plan_document(plan), ".json", {"namespace": fleet.namespace})
     return dg.MaterializeResult(
         metadata={
-            "plan": table(asdict(row) for row in sorted(plan.rows(), key=lambda row: -row.missing)),
             "compute_tokens": plan.compute_tokens,
             "store_bytes": plan.store_bytes,
             "missing_chunks": plan.missing_chunks,
             "steps": len(plan.steps),
-            "engine_seconds": plan.engine_seconds if plan.engine_seconds is not None else "not measured yet",
+            "engine_seconds": round(plan.engine_seconds, 1) if plan.engine_seconds is not None else "not measured yet",
             "namespace": fleet.namespace,
             **documents(here, fleet.name, fleet.namespace),
+            "plan": table(plan_rows(plan.rows())),
         }
     )
 
@@ -54,9 +64,10 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
 def warm_chunks(
     context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.MaterializeResult[None]:
-    """The plan carried out: every chunk in L2 with its right size, on every rank.
+    """The plan carried out: what was missing is prefilled once by the warmer, and is in L2 on every rank.
 
-    The plan is made anew from what L2 holds now, so a rerun computes nothing that is there.
+    Safe to run again at any time: the plan is made anew from what L2 holds now, so what is there costs nothing.
+    `refused` names prefixes that the engine would not take, and why.
     """
     from warmers.warm import warm
 
@@ -86,10 +97,10 @@ def warm_chunks(
             "chunks_already_there": result.already_there,
             "chunks_repaired": result.repaired_chunks,
             "bytes_warmed": result.chunks * fleet.chunk_bytes * fleet.engine.tensor_parallel,
-            "seconds": result.seconds,
-            "tokens_per_s": rate or 0.0,
-            "refused": table({"prefix": label, "reason": reason} for label, reason in result.failed),
+            "seconds": round(result.seconds, 2),
+            "tokens_per_s": round(rate or 0.0, 1),
             **documents(here, fleet.name, fleet.namespace),
+            "refused": table({"prefix": label, "reason": reason} for label, reason in result.failed),
         }
     )
 
@@ -103,7 +114,11 @@ def warm_chunks(
     retry_policy=ONCE_MORE,
 )
 def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
-    """The proof: a cold replica hits the warmed chunks, by two independent counts, and answers the same."""
+    """The proof: a cold replica hits the warmed chunks, by two independent counts, and answers the same.
+
+    `picture` shows what users gain: time to first token without and with the warmed chunks. Where the verdict is not
+    `proven`, `reasons` and the check `hit_rate_above_floor` name the prefix and what to do.
+    """
     from warmers.proof import prove
 
     with failures():
@@ -122,15 +137,16 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
     return dg.MaterializeResult(
         metadata={
             "verdict": proof.verdict,
+            "reasons": listed(proof.reasons) or "none",
             "hit_rate": proof.hit_rate,
             "hit_tokens": proof.hit_tokens,
             "expected_tokens": proof.expected_tokens,
-            "ttft_cold_s": proof.ttft_cold_s,
-            "ttft_warm_s": proof.ttft_warm_s,
-            "ttft_speedup": proof.speedup,
+            "ttft_cold_s": round(proof.ttft_cold_s, 4),
+            "ttft_warm_s": round(proof.ttft_warm_s, 4),
+            "ttft_speedup": round(proof.speedup, 2),
             "picture": dg.MetadataValue.md(ttft_picture(rows)),
-            "proof": table(proof_rows(rows)),
             **documents(here, fleet.name, fleet.namespace),
+            "proof": table(proof_rows(rows)),
         }
     )
 
@@ -139,9 +155,10 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
 def every_chunk_present(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """Every chunk is in L2 with its right size, on every rank: asked anew.
+    """Every chunk is in L2 with its right size, on every rank: asked anew, before the proof.
 
-    What a cap deferred or the engine refused is counted apart, and keeps its prefix from being proven.
+    `left_out` is what a cap deferred or the engine refused: it fails nothing here, and keeps its prefix from being
+    proven.
     """
     with failures():
         here = telling(workspace, context)
@@ -160,11 +177,14 @@ def every_chunk_present(
 def hit_rate_above_floor(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """The proof is conclusive, and the share of tokens hit from L2 reaches the fleet's floor."""
+    """The proof came out `proven`: of every prefix the share of tokens hit from L2 reaches the fleet's floor.
+
+    Blocks what comes after it. What failed is named by prefix, with what to do.
+    """
     proof = _proof(workspace, context.partition_key)
     return dg.AssetCheckResult(
         passed=proof["verdict"] == "proven",
-        description=listed(proof["reasons"]),
+        description=f"{listed(proof['reasons'])}\n\n{NEXT_STEP[proof['verdict']]}" if proof["reasons"] else None,
         metadata={"hit_rate": proof["hit_rate"], "floor": proof["floors"]["hit_rate"], "verdict": proof["verdict"]},
     )
 
@@ -173,15 +193,19 @@ def hit_rate_above_floor(
 def output_unchanged(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """Answers from warmed KV are those that a cold run gives."""
+    """Answers from warmed KV are those that a cold run gives. Where this fails, users get wrong answers."""
     proof = _proof(workspace, context.partition_key)
     changed = [p["label"] for p in proof["prefixes"] if not p["output_unchanged"]]
+    said = None if proof["prefixes"] else NOT_SEEN
+    if changed:
+        said = (
+            f"Answers changed for {', '.join(changed)}: KV of other weights or layout in this namespace. "
+            "Do not roll out; warm under a new namespace."
+        )
     return dg.AssetCheckResult(
         passed=proof["output_unchanged"],
-        description=f"Answers changed for {', '.join(changed)}: KV of other weights or layout in this namespace. "
-        "Do not roll out; warm under a new namespace."
-        if changed
-        else None,
+        description=said,
+        metadata={"compared": len(proof["prefixes"]), "changed": len(changed)},
     )
 
 
@@ -189,17 +213,18 @@ def output_unchanged(
 def ttft_speedup_above_floor(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """A warm time to first token is as many times shorter than a cold one as the fleet asks for."""
+    """A warm time to first token is as many times shorter than a cold one as the fleet asks for. Only warns."""
     proof = _proof(workspace, context.partition_key)
     floor = proof["floors"]["ttft_speedup"]
     slow = [f"{p['label']} {p['speedup']:.1f} x" for p in proof["prefixes"] if p["speedup"] < floor]
+    said = None if proof["prefixes"] else NOT_SEEN
+    if slow:
+        said = f"Below {floor:g} x: {', '.join(slow)}. Look at L2's latency, or drop short prefixes."
     return dg.AssetCheckResult(
         passed=proof["speedup"] >= floor,
         severity=dg.AssetCheckSeverity.WARN,
-        description=f"Below {floor:g} x: {', '.join(slow)}. Look at L2's latency, or drop short prefixes."
-        if slow
-        else None,
-        metadata={"ttft_speedup": proof["speedup"], "floor": floor},
+        description=said,
+        metadata={"ttft_speedup": round(proof["speedup"], 2), "floor": floor},
     )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.partitions import fleets
-from assets.reporting import ONCE_MORE, OWNERS, failures, listed, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
 
@@ -16,7 +16,8 @@ DATA_VERSION_TAG = "dagster/data_version"
 
 prompt_templates = dg.AssetSpec(
     "prompt_templates",
-    description="The prompt templates of a fleet, as files that people edit. Their digest is the data version.",
+    description="The prompt templates of a fleet: files that people edit, here or in S3. Nobody materializes them; the "
+    "sensor `prompt_templates_changed` looks every 15 s, and their digest is the data version.",
     group_name="prompts",
     partitions_def=fleets,
     owners=OWNERS,
@@ -37,7 +38,8 @@ def prompt_prefixes(
 ) -> dg.MaterializeResult[None]:
     """For each template and context the exact token ids that every request shares, rendered by the engine itself.
 
-    Whatever varies ends the prefix and is named; templates that did not change are not rendered again.
+    Whatever varies from request to request ends the prefix, and `note` names it. A prefix shorter than a chunk can
+    never hit. Templates that did not change are not rendered again.
     """
     with failures():
         here = telling(workspace, context)
@@ -46,17 +48,28 @@ def prompt_prefixes(
         with here.replicas(fleet.name).warmer(fleet) as replica:
             found = here.find_prefixes(fleet, prompts, replica.engine)
         uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest, "turns_at": found.turns_at})
-    tags = {DATA_VERSION_TAG: prompts.digest}
-    context.log_event(dg.AssetObservation(prompt_templates.key, partition=fleet.name, tags=tags))
+    read = prompts.listing
+    context.log_event(
+        dg.AssetObservation(
+            prompt_templates.key,
+            partition=fleet.name,
+            metadata={
+                "templates": len(read.templates),
+                "broken": len(read.broken),
+                "source": place(str(here.prompts(fleet.name).objects)),
+            },
+            tags={DATA_VERSION_TAG: prompts.digest},
+        )
+    )
     return dg.MaterializeResult(
         data_version=dg.DataVersion(prompts.digest),
         metadata={
-            "prefixes": table(_rows(found)),
             "templates": len(found.found),
             "shared_tokens": sum(p.shared for p in found.prefixes),
             "too_short": len(found.too_short),
             "failed": len(found.failed),
-            "uri": uri,
+            "prefixes_document": place(uri),
+            "prefixes": table(_rows(found)),
         },
     )
 
@@ -65,7 +78,7 @@ def prompt_prefixes(
 def configuration_is_valid(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """warmfront.yaml is complete and every path in it exists; a broken field is named."""
+    """warmfront.yaml is complete and every path in it exists. A broken field is named, with what to write there."""
     try:
         fleet = workspace.fleet(context.partition_key)
     except ConfigError as error:
@@ -77,7 +90,7 @@ def configuration_is_valid(
 def templates_are_readable(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """Every template file can be read; one that cannot keeps its last good version warm, and harms no other."""
+    """Every template file can be read. One that cannot is named, stays warm as it last was, and harms no other."""
     try:
         source = workspace.prompts(context.partition_key)
         listing = source.read().listing
@@ -98,7 +111,10 @@ def templates_are_readable(
 def tokens_match_engine(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """The engine renders every prefix to the same ids on each of its paths: tokenize, and chat."""
+    """The engine renders every prefix to the same ids on each of its paths: tokenize, and chat.
+
+    Blocks: where they differ, what would be warmed is not what users ask for.
+    """
     from warmers.prefixes import PrefixSet, mismatches
 
     with failures():
@@ -124,7 +140,10 @@ def tokens_match_engine(
 def prefix_is_stable(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """Nothing that changes from request to request stands before the part that users write."""
+    """Nothing that changes from request to request stands before the part that users write. Only warns.
+
+    A date or an id early in a prompt ends what can be shared there; the template and the place are named.
+    """
     from warmers.prefixes import PrefixSet
 
     with failures():

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from resources.workspace import Workspace
 from warmers.errors import TransientError, WarmfrontError
+
+if TYPE_CHECKING:
+    from warmers.plan import PlanRow
 
 OWNERS = ["team:inference-platform"]
 ONCE_MORE = dg.RetryPolicy(max_retries=1, delay=2.0)
@@ -51,11 +54,29 @@ def documents(workspace: Workspace, fleet: str, namespace: str) -> dict[str, dg.
     pointers = {kind: workspace.state.latest(fleet, kind) for kind in ("plan", "warm", "proof")}
     places = {f"{kind}_document": pointer["uri"] for kind, pointer in pointers.items() if pointer}
     places["ledger"] = workspace.state.uri_of(f"namespaces/{namespace}/ledger")
-    return {name: _place(uri) for name, uri in places.items()}
+    return {name: place(uri) for name, uri in places.items()}
 
 
-def _place(uri: str) -> dg.MetadataValue[Any]:
+def place(uri: str) -> dg.MetadataValue[Any]:
+    """Where a document is: an address, or a path of this machine."""
     return dg.MetadataValue.url(uri) if "://" in uri else dg.MetadataValue.path(uri)
+
+
+def plan_rows(rows: Iterable["PlanRow"]) -> list[dict[str, Any]]:
+    """A plan's prefixes as people read them, those that lack most first."""
+    return [
+        {
+            "prefix": row.label,
+            "tokens": row.tokens,
+            "chunks": row.chunks,
+            "present": row.present,
+            "missing": row.missing,
+            "tail_tokens": row.tail_tokens,
+            "store_bytes": row.bytes,
+            "same_as": row.same_as or "",
+        }
+        for row in sorted(rows, key=lambda row: -row.missing)
+    ]
 
 
 def proof_rows(prefixes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -83,10 +104,7 @@ def listed(reasons: Sequence[str]) -> str | None:
     return "\n".join(f"- {reason}" for reason in [*reasons[:MAX_LISTED], *more]) or None
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> dg.TableMetadataValue:
-    """A table of at most MAX_ROWS rows, in the order given."""
+def table(rows: Iterable[Mapping[str, Any]]) -> dg.MetadataValue[Any]:
+    """A table of at most MAX_ROWS rows, in the order given; the word none where there is no row."""
     records = [dg.TableRecord(dict(row)) for _, row in zip(range(MAX_ROWS), rows, strict=False)]
-    if not records:
-        schema = dg.TableSchema(columns=[dg.TableColumn("nothing")])
-        return dg.MetadataValue.table(records=[], schema=schema)
-    return dg.MetadataValue.table(records=records)
+    return dg.MetadataValue.table(records=records) if records else dg.MetadataValue.text("none")

@@ -16,7 +16,8 @@ warm = dg.define_asset_job(
     "warm",
     selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate)
     | dg.AssetSelection.checks(configuration_is_valid, templates_are_readable),
-    description="Render, plan, prefill what is missing, and prove it on a cold replica.",
+    description="Render a fleet's templates, plan, prefill what is missing from L2, and prove it on a cold replica. "
+    "Safe to run again: what is in L2 already is not computed. Started by two sensors and each night.",
     partitions_def=fleets,
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,
@@ -25,7 +26,8 @@ warm = dg.define_asset_job(
 prove = dg.define_asset_job(
     "prove",
     selection=dg.AssetSelection.assets(hit_rate),
-    description="Take the proof again, of what is warm now.",
+    description="Take the proof again, of what is in L2 now. Computes only its own cold controls; run it after the "
+    "engine or L2 was touched.",
     partitions_def=fleets,
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,
@@ -34,7 +36,7 @@ prove = dg.define_asset_job(
 read_templates = dg.define_asset_job(
     "read_templates",
     selection=dg.AssetSelection.checks(templates_are_readable),
-    description="Look whether every template can be read. Starts no engine.",
+    description="Look whether every template can be read, and say so on `prompt_templates`. Starts no engine.",
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,
 )

@@ -13,9 +13,10 @@ from pipelines.jobs import warm
     cron_schedule="0 3 * * *",
     execution_timezone="UTC",
     default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Warm and prove every fleet at 03:00 UTC, one run a fleet: what was evicted comes back before the day.",
 )
 def nightly_warm(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunRequest]:
-    """Warm and prove every fleet each night: what was evicted comes back before the day begins."""
+    """A run a fleet and night."""
     night = context.scheduled_execution_time.date().isoformat()
     for fleet in fleets.get_partition_keys():
         yield dg.RunRequest(run_key=f"{fleet}:{night}", partition_key=fleet, tags={"warmfront/fleet": fleet})

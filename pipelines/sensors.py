@@ -27,7 +27,13 @@ SETTLE_S = 2.0
 """A file that was written less than this ago may be half written: it is looked at by the next tick."""
 
 
-@dg.sensor(jobs=[warm, read_templates], minimum_interval_seconds=TICK_S, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    jobs=[warm, read_templates],
+    minimum_interval_seconds=TICK_S,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Looks at every fleet's templates and asks for one run of `warm` where their content changed; changes "
+    "during a run gather for the next. The tag `warmfront/because` of a run says what changed.",
+)
 def prompt_templates_changed(
     context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.SensorResult:
@@ -61,7 +67,13 @@ def prompt_templates_changed(
     )
 
 
-@dg.sensor(job=warm, minimum_interval_seconds=TICK_S, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    job=warm,
+    minimum_interval_seconds=TICK_S,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Asks for a run of `warm` just after the date, or whatever else a clock says in a template, has "
+    "turned: from then on the engine renders another text.",
+)
 def clock_turned(
     context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
 ) -> Iterator[dg.RunRequest]:
