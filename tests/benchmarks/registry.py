@@ -1,28 +1,35 @@
 """Which benchmarks there are: functions in `chapters/` that return figures by name.
 
 To add one: a function in a module of `chapters/`, decorated with the names it returns, and a line for each name in
-`goals.py`. A function gets an empty directory of its own and raises when it cannot run here.
+`goals.py`. It gets an empty directory of its own, or what its `on` yields, which is made once for all that share it
+(`engine.warm_engine`). It raises when it cannot run here.
 """
 
 import importlib
 import pkgutil
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from resources.local_stack import LocalStack
 
-Measure = Callable[[Path], dict[str, float]]
+Measure = Callable[[Any], dict[str, float]]
+Ground = Callable[[Path], AbstractContextManager[Any]]
+"""What a benchmark stands on, made in an empty directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A function and the names of the figures it returns."""
+    """A function, the names of the figures it returns, and what it stands on."""
 
     measure: Measure
     produces: tuple[str, ...]
+    on: Ground = nullcontext
+    """The default: an empty directory."""
 
     @property
     def chapter(self) -> str:
@@ -34,10 +41,14 @@ class Benchmark:
         """`chapter.function`."""
         return f"{self.chapter}.{self.measure.__name__}"
 
-    def run(self, directory: Path) -> dict[str, float]:
+    @property
+    def place(self) -> str:
+        """The directory it runs in; those with the same one share what they stand on."""
+        return self.name if self.on is nullcontext else self.on.__name__
+
+    def take(self, ground: Any) -> dict[str, float]:
         """Take the figures. Raises whatever kept them from being taken."""
-        here = _emptied(directory / self.name)
-        values = {name: float(value) for name, value in self.measure(here).items()}
+        values = {name: float(value) for name, value in self.measure(ground).items()}
         if set(values) != set(self.produces):
             raise ValueError(f"it returned {sorted(values)} and is declared to return {sorted(self.produces)}")
         return values
@@ -46,23 +57,23 @@ class Benchmark:
 _found: list[Benchmark] = []
 
 
-def benchmark(*produces: str) -> Callable[[Measure], Measure]:
+def benchmark(*produces: str, on: Ground = nullcontext) -> Callable[[Measure], Measure]:
     """Declare a function of `chapters/` as one that returns these figures."""
 
     def declare(measure: Measure) -> Measure:
-        _found.append(Benchmark(measure, produces))
+        _found.append(Benchmark(measure, produces, on))
         return measure
 
     return declare
 
 
 def all_benchmarks() -> tuple[Benchmark, ...]:
-    """Those of every chapter, chapters by name."""
+    """Those of every chapter; those that share what they stand on follow each other."""
     from benchmarks import chapters
 
     for module in pkgutil.iter_modules(chapters.__path__):
         importlib.import_module(f"benchmarks.chapters.{module.name}")
-    return tuple(sorted(_found, key=lambda one: one.name))
+    return tuple(sorted(_found, key=lambda one: (one.on is not nullcontext, one.place, one.name)))
 
 
 def choose(benchmarks: Iterable[Benchmark], patterns: Sequence[str]) -> list[Benchmark]:
@@ -74,7 +85,7 @@ def choose(benchmarks: Iterable[Benchmark], patterns: Sequence[str]) -> list[Ben
     return [one for one in benchmarks if not patterns or any(fnmatchcase(n, p) for n in named(one) for p in patterns)]
 
 
-def _emptied(directory: Path) -> Path:
+def emptied(directory: Path) -> Path:
     """An empty directory; what a killed run left behind in it is ended first."""
     if directory.exists():
         LocalStack(directory / "stack", on_event=lambda _: None).down()

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from benchmarks.goals import GOALS
-from benchmarks.registry import Benchmark
+from benchmarks.registry import Benchmark, emptied
 
 from pipelines.printing import print_table
 
@@ -18,6 +20,13 @@ class Report:
     values: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """By benchmark."""
+
+    def add(self, one: Benchmark, ground: Any) -> None:
+        """Take one benchmark's figures."""
+        try:
+            self.values |= one.take(ground)
+        except Exception as error:
+            self.failures[one.name] = _reason(error)
 
     def show(self) -> None:
         """Figure, goal and whether it is met; missed goals and failures are shown like the rest."""
@@ -42,12 +51,21 @@ class Report:
 
 
 def take(benchmarks: Iterable[Benchmark], directory: Path, say: Callable[[str], None]) -> Report:
-    """Run one after the other; one that cannot run harms no other."""
+    """Run one after the other; one that cannot run harms no other, unless it is what they stand on that fails."""
     report = Report()
-    for one in benchmarks:
-        say(f"{one.name} ...")
+    for place, those in groupby(benchmarks, key=lambda one: one.place):
+        group = list(those)
         try:
-            report.values |= one.run(directory)
+            with group[0].on(emptied(directory / place)) as ground:
+                for one in group:
+                    say(f"{one.name} ...")
+                    report.add(one, ground)
         except Exception as error:
-            report.failures[one.name] = f"{type(error).__name__}: {error}"
+            tried = {*report.values, *report.failures}
+            left = [one.name for one in group if tried.isdisjoint((one.name, *one.produces))]
+            report.failures[", ".join(left) or place] = _reason(error)
     return report
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """The benchmarks' own table, file and goals; the figures are taken by `make bench`, never by a test."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from benchmarks.goals import GOALS
@@ -50,10 +51,57 @@ def test_met_missed_and_unmeasurable_are_all_shown_and_only_the_last_fails(tmp_p
     assert Report(values={"noop_tokens": 7.0}).exit_code == 0
 
 
+def test_what_benchmarks_share_is_made_once_and_its_failure_is_theirs(tmp_path):
+    made = []
+
+    @contextmanager
+    def shared(directory):
+        made.append(directory)
+        yield len(made)
+        raise RuntimeError("it would not end")
+
+    @contextmanager
+    def missing(directory):
+        raise RuntimeError("there is no engine")
+        yield
+
+    def one(ground):
+        return {"noop_tokens": ground}
+
+    def two(ground):
+        raise ValueError("no answer")
+
+    def three(ground):
+        return {"load_cpu_s": 1}
+
+    def four(ground):
+        return {"plan_10k_s": 1}
+
+    report = take(
+        [
+            Benchmark(one, ("noop_tokens",), shared),
+            Benchmark(two, ("hit_share",), shared),
+            Benchmark(three, ("load_cpu_s",), missing),
+            Benchmark(four, ("plan_10k_s",), missing),
+        ],
+        tmp_path,
+        say=lambda _: None,
+    )
+    assert made == [tmp_path / "shared"]
+    assert report.values == {"noop_tokens": 1}
+    chapter = __name__.rpartition(".")[2]
+    assert report.failures == {
+        f"{chapter}.two": "ValueError: no answer",
+        "shared": "RuntimeError: it would not end",
+        f"{chapter}.three, {chapter}.four": "RuntimeError: there is no engine",
+    }
+    assert report.exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("pattern", "figures"),
     [
-        ("warming", {"ttft_speedup", "noop_tokens"}),
+        ("tokens", {"computed_over_unique", "noop_tokens"}),
         ("plan_10k*", {"plan_10k_s", "plan_10k_rss_mb"}),
         ("load_cpu_s", {"load_cpu_s"}),
     ],
