@@ -41,15 +41,20 @@ def _row(y: int, row: Mapping[str, Any], scale: float) -> str:
     cold, warm = row["ttft_cold_s"], row["ttft_warm_s"]
     share = row["hit_tokens"] / row["expected_tokens"] if row["expected_tokens"] else 0.0
     label = row["label"] if len(row["label"]) <= 34 else row["label"][:33] + "…"
+    mark, fill = ("✓", GOOD) if row["verdict"] == "proven" else ("✗", BAD)
     return "".join(
         (
             _text(12, y + 16, label),
             _bar(BAR_X, y + 3, cold * scale, COLD),
             _bar(BAR_X, y + 13, max(2.0, warm * scale), WARM),
-            _text(BAR_X + BAR_W + 10, y + 16, f"{cold:.2f} s → {warm:.2f} s"),
-            _text(WIDTH - 12, y + 16, f"{share:.0%}", anchor="end", fill=GOOD if row["verdict"] == "proven" else BAD),
+            _text(BAR_X + BAR_W + 10, y + 16, f"{_time(cold)} → {_time(warm)}"),
+            _text(WIDTH - 12, y + 16, f"{mark} {share:.0%}", anchor="end", fill=fill),
         )
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def _bar(x: float, y: float, width: float, fill: str) -> str:

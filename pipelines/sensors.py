@@ -31,8 +31,8 @@ SETTLE_S = 2.0
     jobs=[warm, read_templates],
     minimum_interval_seconds=TICK_S,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Looks at every fleet's templates and asks for one run of `warm` where their content changed; changes "
-    "during a run gather for the next. The tag `warmfront/because` of a run says what changed.",
+    description="Looks at every fleet's templates and asks for one run of the job warm where it changed; changes "
+    "during a run gather for the next. A run's tag warmfront/because says what changed.",
 )
 def prompt_templates_changed(
     context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
@@ -71,7 +71,7 @@ def prompt_templates_changed(
     job=warm,
     minimum_interval_seconds=TICK_S,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Asks for a run of `warm` just after the date, or whatever else a clock says in a template, has "
+    description="Asks for a run of the job warm just after the date, or whatever else a clock says in a template, has "
     "turned: from then on the engine renders another text.",
 )
 def clock_turned(

@@ -19,7 +19,7 @@ def drawn(rows):
 def test_each_prefix_has_a_bar_for_cold_and_warm_by_one_scale_and_its_hit_share():
     tree = drawn([row("a"), row("<b> & c", cold=2.0, hit=256, verdict="failed")])
     texts = [element.text for element in tree.iter(f"{SVG}text")]
-    assert {"a", "<b> & c", "4.00 s → 0.20 s", "100%", "50%"} <= set(texts)
+    assert {"a", "<b> & c", "4.00 s → 200 ms", "✓ 100%", "✗ 50%"} <= set(texts)
     widths = [float(r.get("width")) for r in tree.iter(f"{SVG}rect") if r.get("height") == "9"][2:]
     assert widths[0] == 2 * widths[2]
     assert widths[0] == round(20 * widths[1], 1)
