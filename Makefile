@@ -52,7 +52,7 @@ test: all ## every test that can run here
 	@.venv/bin/pytest $(ARGS)
 
 bench: all ## every ratio, measured in one run; ONLY=name,chapter,pattern for some of them
-	@PYTHONPATH=tests .venv/bin/python -m benchmarks $(ONLY)
+	@PYTHONPATH=tests .venv/bin/python -m benchmarks "$(ONLY)"
 
 screenshots: all ## the README's, from the browser's test
 	@WARMFRONT_SCREENSHOTS=$(CURDIR)/deploy/local/screenshots .venv/bin/pytest tests/e2e/test_ui.py $(ARGS)
