@@ -1,12 +1,16 @@
 """The first place where a request is other than a template's requests: a tool, a line of a message, or a token."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os.path import commonprefix
 
 from warmers.keys import TokenIds
 from warmers.prefixes import Messages, Prefix, RenderOptions, Template, shown
+
+MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+DATE = re.compile(rf"\b(?:{MONTHS})\b|\b20\d\d\b|\b\d{{1,2}}[-/.:]\d{{1,2}}\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +111,11 @@ def _other_line(where: str, text: str, theirs: str) -> Divergence:
     line = text.count("\n", 0, at) + 1
     ours, sent = (value[text.rfind("\n", 0, at) + 1 :].partition("\n")[0] for value in (text, theirs))
     do = "Send the template's text, or change the template and warm it."
-    if _moves(ours) and _moves(sent):
-        do = "It looks like a date or a number that changes: move it behind the shared text, or have the template "
+    if DATE.search(sent):
+        do = "It looks like a date: move it behind the shared text, or have the template "
         do += 'read the clock, {{ strftime_now("…") }}.'
     first, second = shown([ours, sent]) if ours != sent else (ours, "(ends here)")
     return Divergence(f"{where}, line {line}", first, second, do)
-
-
-def _moves(line: str) -> bool:
-    return any(character.isdigit() for character in line)
 
 
 def _other_kwargs(request: Captured, template: Template) -> Divergence | None:

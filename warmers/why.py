@@ -77,9 +77,8 @@ def explain(
     if prefix is None:
         return Explanation(None, _count(request), 0, 0, 0, None, (), (*findings, _no_template(prefixes)))
     common = None if request.ids is None else common_start([request.ids, prefix.ids])
-    inside = common is not None and common < prefix.shared
     divergence = None
-    if common is None or inside:
+    if common is None or common < prefix.full_tokens:  # what is behind the last full chunk is computed anyway
         divergence = first_divergence(request, prefix, templates.get(prefix.label), common)
     if divergence:
         findings.append(Finding(f"it leaves the warmed prefix at {divergence.where}", divergence.do))

@@ -85,6 +85,10 @@ def other_day(case):
     return case.asked(case.system.replace("Monday, 30 November", "Tuesday, 1 December"), tools=TOOLS)
 
 
+def day_put_in(case):
+    return case.asked(case.system.replace("Rule 3", "It is 2026-12-01.\nRule 3"), tools=TOOLS)
+
+
 def reworded_tool(case):
     tools = json.loads(json.dumps(TOOLS))
     tools[1]["function"]["description"] = "To order more."
@@ -114,6 +118,7 @@ ROWS = [
         ["message 1 (system), line 2", "Monday, 30 Nov", "Tuesday, 1 Dec", "looks like a date"],
         [],
     ),
+    ("a date put in", day_put_in, 2, ["message 1 (system), line 5", "It is 2026-12-01.", "like a date"], []),
     ("tool order", swapped, 2, ["tool 2", "'order'", "'refund'", "Same tools, other order"], []),
     ("tool JSON", reworded_tool, 2, ["tool 2 (order)", "To order more", "JSON differs"], []),
     ("no tools", lambda case: case.asked(case.system), 2, ["tool 1", "(no tool)"], []),
