@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from resources.model_files import reads_clock, render_chat
 from resources.placeholders import Fillings
 from warmers.errors import TemplateError
 from warmers.fleet import Model
-from warmers.prefixes import Template
+from warmers.prefixes import RenderOptions, Template
 
 NOW = "@now"
 """End of the name of a template as it reads at present."""
@@ -21,26 +22,33 @@ NOW = "@now"
 
 def present(templates: Iterable[Template], model: Model, now: datetime) -> Iterator[Template]:
     """Templates with a clock, as their requests read until it turns; none for a clock that runs too fast."""
+    of_model = next_turn(partial(_asked, model), now) if reads_clock(model) else None
+    if reads_clock(model) and of_model is None:
+        return
     for template in templates:
-        if isinstance(template.renderings, Fillings) and (template.renderings.reads_clock or reads_clock(model)):
+        renderings = template.renderings
+        if isinstance(renderings, Fillings) and (renderings.reads_clock or of_model):
             with suppress(TemplateError):  # the template itself is rendered too, and will say so
-                yield from _present(template, template.renderings, model, now)
+                yield from _present(template, renderings, of_model, now)
 
 
-def _present(template: Template, renderings: Fillings, model: Model, now: datetime) -> Iterator[Template]:
-    def text(at: datetime) -> str:
-        messages = renderings.at(at)[0]
-        return render_chat(model, messages, template.options, at) if reads_clock(model) else repr(messages)
+def _present(template: Template, renderings: Fillings, of_model: datetime | None, now: datetime) -> Iterator[Template]:
+    own = next_turn(lambda at: repr(renderings.at(at)[0]), now) if renderings.reads_clock else None
+    if renderings.reads_clock and own is None:
+        return
+    turn = min(at for at in (own, of_model) if at is not None)
+    yield replace(
+        template,
+        name=f"{template.name}{NOW}",
+        digest=f"{template.digest} {turn.isoformat()}",
+        renderings=renderings.at(now),
+        turns_at=turn.timestamp(),
+    )
 
-    turn = next_turn(text, now)
-    if turn is not None:
-        yield replace(
-            template,
-            name=f"{template.name}{NOW}",
-            digest=f"{template.digest} {turn.isoformat()}",
-            renderings=renderings.at(now),
-            turns_at=turn.timestamp(),
-        )
+
+def _asked(model: Model, at: datetime) -> str:
+    """A question in the model's chat template: its clock is the same in every request."""
+    return render_chat(model, [{"role": "user", "content": "?"}], RenderOptions(), at)
 
 
 def next_turn(text: Callable[[datetime], str], now: datetime) -> datetime | None:

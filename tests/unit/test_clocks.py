@@ -3,7 +3,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from resources.clocks import next_turn
+from resources.clocks import next_turn, present
+from resources.placeholders import Fillings
+from warmers.fleet import KVShape, Model
+from warmers.prefixes import Template
 
 UTC = ZoneInfo("UTC")
 NOW = datetime(2026, 3, 4, 10, 20, 30, tzinfo=UTC)  # a Wednesday
@@ -39,3 +42,29 @@ def test_a_date_that_turns_within_the_minute_still_turns_at_midnight():
     assert next_turn(lambda at: at.strftime("%d"), late) == datetime(2026, 3, 5, tzinfo=UTC)
     last_second = late.replace(second=59)
     assert next_turn(lambda at: at.strftime("%d"), last_second) == datetime(2026, 3, 5, tzinfo=UTC)
+
+
+def model(chat_template):
+    return Model("m", "/m", "a", "b", KVShape(1, 1, 1), chat_template)
+
+
+def clocked(name, text):
+    return Template(name, None, "d", Fillings([{"role": "system", "content": text}], {}, {}))
+
+
+CHAT = "{{ %s }}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def test_a_template_is_also_taken_as_it_reads_now_until_the_first_of_its_clocks_turns():
+    daily, hourly = clocked("daily", "{{ strftime_now('%d') }}"), clocked("hourly", "{{ strftime_now('%H') }}")
+    quick, none = clocked("quick", "{{ strftime_now('%M') }}"), clocked("none", "no clock")
+    plain = list(present([daily, hourly, quick, none], model("{{ messages }}"), NOW))
+    assert [(t.label, t.turns_at) for t in plain] == [
+        ("daily@now", datetime(2026, 3, 5, tzinfo=UTC).timestamp()),
+        ("hourly@now", datetime(2026, 3, 4, 11, tzinfo=UTC).timestamp()),
+    ]
+    assert plain[0].renderings[0][0]["content"] == "04"
+    dated = list(present([daily, hourly, none], model(CHAT.replace("%s", "strftime_now('%d %b')")), NOW))
+    assert [t.label for t in dated] == ["daily@now", "hourly@now", "none@now"]
+    assert dated[1].turns_at == plain[1].turns_at
+    assert list(present([daily, none], model(CHAT.replace("%s", "strftime_now('%M')")), NOW)) == []
