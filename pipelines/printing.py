@@ -61,9 +61,9 @@ def print_explanation(explanation: "Explanation") -> None:
         print(_what_it_hits(explanation))
     for finding in explanation.findings:
         print(f"- {finding.what}")
-        if explanation.divergence and explanation.divergence.where in finding.what:
-            print(f"    warmed:  {explanation.divergence.warmed!r}")
-            print(f"    request: {explanation.divergence.request!r}")
+        if finding.texts:
+            print(f"    warmed:  {finding.texts[0]!r}")
+            print(f"    request: {finding.texts[1]!r}")
         print(f"    {finding.do}")
     absent = [chunk for chunk in explanation.chunks if chunk.state != "present"]
     if explanation.chunks:
@@ -75,11 +75,13 @@ def print_explanation(explanation: "Explanation") -> None:
 
 
 def _what_it_hits(explanation: "Explanation") -> str:
-    about = f"nearest to {explanation.label}, which shares {explanation.prefix_tokens:,} tokens"
-    if explanation.hit_tokens is None or explanation.prompt_tokens is None:
-        return f"{about}; where the request leaves it by tokens, an engine would say (warmfront up)"
-    common = f"{about}, {explanation.common_tokens:,} of them as this request starts"
-    return f"{common}: it hits {explanation.hit_tokens:,} of its {explanation.prompt_tokens:,} tokens in L2"
+    about = f"nearest to {explanation.label}"
+    if explanation.hit_tokens is None:
+        whole = "" if explanation.findings else "; nothing stands in the way of a hit"
+        return f"{about} by its text{whole}; its tokens, an engine would say (warmfront up)"
+    whole = "" if explanation.findings else ": all there is to hit"
+    of = f"of {explanation.full_tokens:,} warmed tokens, {explanation.prompt_tokens:,} in the prompt"
+    return f"{about}: it hits {explanation.hit_tokens:,} {of}{whole}"
 
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:

@@ -3,14 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from warmers.divergence import Captured
 from warmers.errors import RequestError
+from warmers.keys import check_salt
 from warmers.prefixes import Engine, RenderOptions
+
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 
 
 class _Message(BaseModel):
@@ -18,11 +21,15 @@ class _Message(BaseModel):
     role: str
     content: str | list[dict[str, Any]] | None = None
 
+    def sent(self) -> dict[str, Any]:
+        """As it came."""
+        return self.model_dump(exclude_unset=True)
+
     def plain(self) -> dict[str, Any]:
         """Content parts as one text, as chat templates of text models see them."""
         parts = self.content if isinstance(self.content, list) else None
         text = self.content if parts is None else "\n".join(str(part.get("text", "")) for part in parts)
-        return self.model_dump(exclude_unset=True) | {"content": text or ""}
+        return self.sent() | {"content": text or ""}
 
 
 class Request(BaseModel):
@@ -31,10 +38,10 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="ignore")
     model: str = ""
     messages: list[_Message] | None = None
-    prompt: str | list[int] | None = None
+    prompt: str | list[TokenId] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, AfterValidator(check_salt)] | None = None
 
     @model_validator(mode="after")
     def _has_a_prompt(self) -> "Request":
@@ -47,8 +54,8 @@ class Request(BaseModel):
         messages = None if self.messages is None else [message.plain() for message in self.messages]
         options = RenderOptions(self.tools, self.chat_template_kwargs)
         ids = np.array(self.prompt, np.uint32) if isinstance(self.prompt, list) else None
-        if engine is not None and messages is not None:
-            ids = engine.render(messages, options)
+        if engine is not None and self.messages is not None:
+            ids = engine.render([message.sent() for message in self.messages], options)
         elif engine is not None and isinstance(self.prompt, str):
             ids = engine.tokenize(self.prompt, special_tokens=True)
         return Captured(self.model, messages, options, self.cache_salt or "", ids)

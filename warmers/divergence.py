@@ -54,7 +54,10 @@ def first_divergence(
     ours, theirs = (_near(ids, token) for ids in (prefix.ids, request.ids))
     if template is None:
         return Divergence(f"token {token}", ours, theirs, f"Template {prefix.label!r} cannot be read now: repair it.")
-    do = "Texts are equal, token ids are not: tokenizer or chat template changed, or it has a clock. Warm again."
+    do = "The texts are the template's, the token ids are not what was warmed: template, tokenizer or chat template "
+    do += "changed since, or a clock moved on. Run warmfront warm."
+    if request.messages is None:
+        do = "Send the prompt as the engine renders the template, or send its messages as a chat request."
     return Divergence(f"token {token}", ours, theirs, do)
 
 
@@ -63,9 +66,7 @@ def _near(ids: TokenIds | None, token: int) -> str:
 
 
 def _other_tools(request: Captured, template: Template) -> Divergence | None:
-    warmed, sent = (
-        [json.dumps(tool, ensure_ascii=False) for tool in o.tools or ()] for o in (template.options, request.options)
-    )
+    warmed, sent = ([_tool_text(tool) for tool in o.tools or ()] for o in (template.options, request.options))
     if warmed == sent:
         return None
     names = [[_tool_name(tool) for tool in o.tools or ()] for o in (template.options, request.options)]
@@ -83,6 +84,17 @@ def _other_tools(request: Captured, template: Template) -> Divergence | None:
     return Divergence(
         where, ours, theirs, "Other tools than the template's: send those, or warm a template with these."
     )
+
+
+def _tool_text(tool: Mapping[str, object]) -> str:
+    """Its JSON as it matters: vLLM orders the fields around `parameters` itself, and fills in type and nulls."""
+    function = tool.get("function")
+    inner = _in_order(function) if isinstance(function, Mapping) else function
+    return json.dumps(_in_order({"type": "function", **tool, "function": inner}), ensure_ascii=False)
+
+
+def _in_order(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: fields[name] for name in sorted(fields) if fields[name] is not None}
 
 
 def _tool_name(tool: Mapping[str, object]) -> str:
@@ -108,13 +120,15 @@ def _other_message(request: Captured, template: Template) -> Divergence | None:
 
 def _other_line(where: str, text: str, theirs: str) -> Divergence:
     at = len(common_text([text, theirs]))
-    line = text.count("\n", 0, at) + 1
-    ours, sent = (value[text.rfind("\n", 0, at) + 1 :].partition("\n")[0] for value in (text, theirs))
+    line, start = text.count("\n", 0, at) + 1, text.rfind("\n", 0, at) + 1
+    ours, sent = (value[start:].partition("\n")[0] for value in (text, theirs))
+    if ours == sent:  # one of the two ends here
+        ours, sent = text[start:], theirs[start:]
     do = "Send the template's text, or change the template and warm it."
     if DATE.search(sent):
         do = "It looks like a date: move it behind the shared text, or have the template "
         do += 'read the clock, {{ strftime_now("…") }}.'
-    first, second = shown([ours, sent]) if ours != sent else (ours, "(ends here)")
+    first, second = shown([ours, sent])
     return Divergence(f"{where}, line {line}", first, second, do)
 
 

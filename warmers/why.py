@@ -5,6 +5,7 @@ Reading a captured request belongs in `resources/requests.py`, printing in `pipe
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 from warmers.divergence import Captured, Divergence, first_divergence, likeness
@@ -39,6 +40,8 @@ class Finding:
 
     what: str
     do: str
+    texts: tuple[str, str] | None = None
+    """As it was warmed, and as the request has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Explanation:
     """Tokens that it starts with as the prefix does; None: not known without an engine."""
     hit_tokens: int | None
     """What it hits in L2 now."""
+    full_tokens: int
+    """What it hits when nothing stands in the way: the prefix's full chunks."""
     divergence: Divergence | None
     chunks: tuple[ChunkState, ...]
     findings: tuple[Finding, ...]
@@ -75,13 +80,14 @@ def explain(
     findings = [*_wrong_model(request, fleet), *(_wrong_identity(fleet, *running) if running else ())]
     prefix = _nearest(request, prefixes, templates)
     if prefix is None:
-        return Explanation(None, _count(request), 0, 0, 0, None, (), (*findings, _no_template(prefixes)))
+        nothing = _nothing_near(request, prefixes, templates)
+        return Explanation(None, _count(request), 0, 0, 0, 0, None, (), (*findings, nothing))
     common = None if request.ids is None else common_start([request.ids, prefix.ids])
     divergence = None
     if common is None or common < prefix.full_tokens:  # what is behind the last full chunk is computed anyway
         divergence = first_divergence(request, prefix, templates.get(prefix.label), common)
     if divergence:
-        findings.append(Finding(f"it leaves the warmed prefix at {divergence.where}", divergence.do))
+        findings.append(_leaves(divergence, prefix, common, now))
     if request.salt != prefix.salt:
         findings.append(_other_salt(request.salt, prefix.salt))
     chunks = _chunks(replace(prefix, salt=request.salt), fleet, store, ledger)
@@ -94,6 +100,7 @@ def explain(
         prefix_tokens=prefix.shared,
         common_tokens=common,
         hit_tokens=None if common is None else _hit_tokens(chunks, common, fleet),
+        full_tokens=prefix.full_tokens,
         divergence=divergence,
         chunks=chunks,
         findings=tuple(findings),
@@ -129,7 +136,7 @@ def _wrong_model(request: Captured, fleet: Fleet) -> Iterator[Finding]:
     if request.model and request.model != fleet.model.served_name:
         yield Finding(
             f"it asks for model {request.model!r}, and fleet {fleet.name!r} serves {fleet.model.served_name!r}: "
-            "the model is in every KV key",
+            "models share no KV",
             f'Send "model": "{fleet.model.served_name}", or look at the fleet that serves {request.model!r} (--fleet).',
         )
 
@@ -141,7 +148,27 @@ def _wrong_identity(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity
         yield Finding(f"the running replica is not of this fleet: {error.seen}", error.do)
 
 
-def _no_template(prefixes: Sequence[Prefix]) -> Finding:
+def _leaves(divergence: Divergence, prefix: Prefix, common: int | None, now: float) -> Finding:
+    token = "" if common is None else f"token {common:,} of {prefix.shared:,}"
+    place = divergence.where if divergence.where == f"token {common}" else f"{divergence.where}{token and f', {token}'}"
+    do = divergence.do
+    if prefix.turns_at is not None and prefix.turns_at <= now:
+        do = "The date that was warmed has passed. Run warmfront warm, and keep the sensors or a schedule running."
+    return Finding(f"it leaves the warmed prefix at {place}", do, (divergence.warmed, divergence.request))
+
+
+def _nothing_near(request: Captured, prefixes: Sequence[Prefix], templates: Mapping[str, Template]) -> Finding:
+    if request.ids is None and request.messages is None:
+        return Finding(
+            "its prompt is text, and only an engine can tell its tokens",
+            "Start one (warmfront up) and ask again.",
+        )
+    new = [templates[label] for label in templates.keys() - {prefix.label for prefix in prefixes}]
+    start, label = max(((likeness(request, template)[0], template.label) for template in new), default=(0.0, ""))
+    if start >= ALIKE:
+        return Finding(f"it is of template {label!r}, which has not been warmed", "Run warmfront warm.")
+    if not prefixes:
+        return Finding("nothing has been warmed for this fleet yet", "Run warmfront warm.")
     return Finding(
         f"it starts like none of the {len(prefixes)} templates and contexts that were warmed",
         "Add a template for it, then warm; or correct what the client sends.",
@@ -197,8 +224,9 @@ def _incomplete(chunks: Sequence[ChunkState], fleet: Fleet, now: float) -> Itera
 def _past(chunk: ChunkState, fleet: Fleet, now: float) -> str:
     if chunk.warmed_at is None:
         return "the ledger has never seen it warmed"
-    age = now - chunk.warmed_at
-    return f"it was warmed {age / 3600:.1f} h ago, with a TTL of {fleet.ttl_s / 3600:.1f} h"
+    at = datetime.fromtimestamp(chunk.warmed_at, UTC)
+    age = (now - chunk.warmed_at) / 3600
+    return f"it was warmed at {at:%Y-%m-%d %H:%M} UTC, {age:,.1f} h ago, with a TTL of {fleet.ttl_s / 3600:.1f} h"
 
 
 def _remedy(chunk: ChunkState, fleet: Fleet, now: float) -> str:

@@ -29,6 +29,8 @@ class Case:
         dated = f"{RULES}\nToday is {{{{ today }}}}.\n{RULES.replace('Rule', 'Law')}"
         self.write("dated", dated)
         self.write("tenant", "Each tenant has prompts of its own, and this is the one. " * 2, salt="tenant-7")
+        question = {"messages": [{"role": "user", "content": "Q: {{ question }}"}]}
+        (self.prompts / "short.json").write_text(json.dumps(question))
         self.workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
         self.request = self.asked(self.system, tools=TOOLS)
         self.engine_runs = True
@@ -103,14 +105,18 @@ def date_in_a_placeholder(case):
     return case.asked(f"{RULES}\nToday is Tuesday.\n{RULES.replace('Rule', 'Law')}")
 
 
-def longer_conversation(case):
+def other_role(case):
     request = json.loads(json.dumps(case.request))
     request["messages"][0]["role"] = "developer"
     return request
 
 
+def only_a_question(case):
+    return {"model": "m", "messages": [{"role": "user", "content": "Q: Where is my parcel?"}]}
+
+
 ROWS = [
-    ("hits", lambda case: case.request, 0, ["nearest to agent", "keys are in L2"], ["- "]),
+    ("hits", lambda case: case.request, 0, ["nearest to agent", "keys are in L2"], ["- ", "missing"]),
     (
         "a date",
         other_day,
@@ -125,8 +131,10 @@ ROWS = [
     ("model", lambda case: {**case.request, "model": "m-v2"}, 2, ["model 'm-v2'", "serves 'm'", '"model": "m"'], []),
     ("no salt", without_salt, 2, ["no cache_salt", "'tenant-7'", "hits 0 of"], []),
     ("placeholder", date_in_a_placeholder, 2, ["nearest to dated", "Today is", "Move what varies"], []),
+    ("too short", only_a_question, 2, ["nearest to short", "short of one chunk: it can never hit"], ["missing"]),
+    ("wrong salt", lambda case: {**case.request, "cache_salt": "s"}, 2, ["cache_salt 's'", "warmed with no"], []),
     ("none", lambda case: case.asked("Translate this into Latin, please."), 2, ["starts like none of the"], []),
-    ("role", longer_conversation, 2, ["message 1 (system)", "'developer'", "Send the template's roles"], []),
+    ("role", other_role, 2, ["message 1 (system)", "'developer'", "Send the template's roles"], []),
 ]
 
 
@@ -155,6 +163,7 @@ def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
     assert f"rank 1: missing  {names[3]}" in out
     assert "evicted or deleted before its time" in out
     assert "hits 16 of" in out
+    assert " UTC, 0.0 h ago" in out
 
     valkey.client.delete(*names)
     case.workspace.__dict__["clock"] = type("Later", (), {"now": lambda self: 4e9})()
@@ -193,6 +202,8 @@ def test_json_is_one_document_and_bad_requests_are_named(case, ask):
         ("{", "Expecting"),
         ("{}", "neither messages nor a prompt"),
         ('{"messages": [{}]}', "messages.0.role"),
+        ('{"prompt": [1, -1]}', "prompt.list"),
+        ('{"prompt": "Hi", "cache_salt": "a@b"}', "cache_salt: salt 'a@b'"),
     ]:
         code, _, err = ask(bad)
         assert code == 2
@@ -208,6 +219,31 @@ def test_token_ids_and_completions_are_understood(case, ask):
     code, out, _ = ask({"model": "m", "prompt": changed}, engine=False)
     assert code == 2
     assert "at token 20" in out
+    assert "as the engine renders the template" in out
+    text = {"model": "m", "prompt": "".join(map(chr, prefix.rendered))}
+    code, out, _ = ask(text)
+    assert (code, "all there is to hit" in out) == (0, True)
+    code, out, _ = ask(text, engine=False)
+    assert (code, "only an engine can tell its tokens" in out) == (2, True)
+
+
+def test_a_template_that_nobody_warmed_yet(case, ask):
+    case.write("fresh", "You translate letters from Latin, sentence by sentence.")
+    for engine in (True, False):
+        code, out, _ = ask(case.asked("You translate letters from Latin, sentence by sentence."), engine=engine)
+        assert (code, "it is of template 'fresh', which has not been warmed" in out) == (2, True)
+    (case.prompts / "fresh.json").unlink()
+
+
+def test_content_in_parts_reaches_the_engine_as_it_was_sent(case, ask, monkeypatch):
+    request, sent = json.loads(json.dumps(case.request)), []
+    request["messages"][0]["content"] = [{"type": "text", "text": case.system}]
+    ids = case.workspace.engine.tokenize("x")
+    monkeypatch.setattr(case.workspace.engine, "render", lambda messages, _: sent.extend(messages) or ids)
+    ask(request)
+    assert sent == request["messages"]
+    code, out, _ = ask(request, engine=False)
+    assert (code, "nearest to agent by its text; nothing stands in the way" in out) == (0, True)
 
 
 def test_why_imports_no_dagster():

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from fakes import CHUNK, DictStore, make_fleet, make_prefix, words
 
-from warmers.divergence import Captured
+from warmers.divergence import Captured, first_divergence
 from warmers.ledger import Rows
-from warmers.prefixes import RenderOptions
+from warmers.prefixes import RenderOptions, Template
 from warmers.why import explain
 
 
@@ -41,3 +44,51 @@ def test_hits_end_at_the_first_gap_and_where_the_request_leaves():
     assert why(asked(words("abxd")), prefix, store=store).hit_tokens == 2 * CHUNK
     store.delete([whole.chunks[1].key])
     assert why(asked(words("abcd")), prefix, store=store).hit_tokens == CHUNK
+
+
+def chat(system, tools=None):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Where is it?"}]
+    return Captured("m", messages, RenderOptions(tools), "", None)
+
+
+def template(system, tools=None):
+    asked = [[{"role": "system", "content": system}, {"role": "user", "content": text}] for text in ("One", "Two")]
+    return Template("t", None, "d", asked, RenderOptions(tools))
+
+
+@pytest.mark.parametrize(
+    ("warmed", "sent", "where", "texts"),
+    [
+        ("Be kind.\nBye", "Be kind.\nBye\n", "line 2", ("Bye", "Bye\n")),
+        ("Be kind.\nBye\n", "Be kind.\nBye", "line 2", ("Bye\n", "Bye")),
+        ("Be kind.\nBye", "Be kind.\n\nBye", "line 2", ("Bye", "")),
+        ("Be kind.\nBye", "be kind.\nBye", "line 1", ("Be kind.", "be kind.")),
+    ],
+)
+def test_the_line_where_a_message_is_another(warmed, sent, where, texts):
+    found = first_divergence(chat(sent), make_prefix(words("a")), template(warmed), None)
+    assert found.where == f"message 1 (system), {where}"
+    assert (found.warmed, found.request) == texts
+
+
+def test_what_the_engine_puts_in_order_itself_makes_no_other_tool():
+    parameters = {"type": "object", "properties": {"b": {}, "a": {}}}
+    warmed = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
+    sent = {"function": {"parameters": parameters, "strict": None, "description": "d", "name": "f"}}
+    prefix = make_prefix(words("a"))
+    assert first_divergence(chat("Hi", [sent]), prefix, template("Hi", [warmed]), None) is None
+    sent["function"]["parameters"] = {"properties": {"b": {}, "a": {}}, "type": "object"}
+    found = first_divergence(chat("Hi", [sent]), prefix, template("Hi", [warmed]), None)
+    assert (found.where, "JSON differs" in found.do) == ("tool 1 (f)", True)
+
+
+def test_a_date_that_passed_is_said():
+    prefix = replace(make_prefix(words("ab")), turns_at=5.0)
+    request = asked(words("ax"))
+    late = explain(request, (prefix,), {}, make_fleet(), DictStore(), Rows.empty(), now=6.0)
+    assert "The date that was warmed has passed" in late.findings[0].do
+    assert "has passed" not in why(request, prefix).findings[0].do
+
+
+def test_nothing_was_warmed_yet():
+    assert "nothing has been warmed" in why(asked(words("a"))).findings[0].what
