@@ -44,7 +44,8 @@ class DyingWorkspace(FakedWorkspace):
         generate, sampled, prefilled = type(engine).generate, [], []
 
         def on_prefill(_):
-            time.sleep(2.5 if number == "SLOW" else 0)
+            # A moment, since the main thread is still starting this one, and an interrupt there would hit the pool.
+            time.sleep(2.5 if number == "SLOW" else 0.1)
             prefilled.append(1)
             die_at(f"in prefill {len(prefilled)}")
 

@@ -179,6 +179,9 @@ def _execute(
             for future in [future for future in run.running if not future.cancelled()]:
                 with suppress(WarmfrontError):
                     _take_in(run, [future], clock, limits)
+            # An interrupt may have come between sending a prefill and noting it.
+            for number in set(range(len(run.plan.steps))) - {*run.waiting, *run.done, *run.failed}:
+                run.unseen.update(dict.fromkeys(run.chunks_of(run.plan.steps[number]), 0.0))
             with suppress(WarmfrontError):
                 _look_once(run, store)
             raise
