@@ -130,7 +130,6 @@ def test_a_run_shows_its_steps_and_what_they_did(page, seen):
     page.goto(f"/runs/{run.run_id}")
     for text in ("Success", "partition: chat", *ASSETS[1:]):
         shows(page, text)
-    page.shot("run")
 
 
 def test_the_proof_has_its_numbers_its_table_and_its_picture(page, seen):
