@@ -51,7 +51,7 @@ def print_proof(proof: dict[str, Any]) -> None:
     )
 
 
-MAX_CHUNKS = 8
+MAX_CHUNKS = 4
 """Chunks that are not there are listed by key up to so many."""
 
 
@@ -78,7 +78,7 @@ def _what_it_hits(explanation: "Explanation") -> str:
     about = f"nearest to {explanation.label}"
     if explanation.hit_tokens is None:
         whole = "" if explanation.findings else "; nothing stands in the way of a hit"
-        return f"{about} by its text{whole}; its tokens, an engine would say (warmfront up)"
+        return f"{about} by its text{whole}; token positions need an engine (warmfront up)"
     whole = "" if explanation.findings else ": all there is to hit"
     of = f"of {explanation.full_tokens:,} warmed tokens, {explanation.prompt_tokens:,} in the prompt"
     return f"{about}: it hits {explanation.hit_tokens:,} {of}{whole}"

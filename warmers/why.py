@@ -16,10 +16,17 @@ from warmers.ledger import Rows
 from warmers.prefixes import Prefix, Template, common_start
 from warmers.presence import KVStore, look
 
-State = Literal["present", "missing", "wrong size"]
+State = Literal["present", "missing", "expired", "wrong size"]
+"""Expired: missing, and the ledger has it warmed a TTL ago or longer."""
 
 ALIKE = 0.5
 """Share of a prefix, by tokens or by text, that a request has to have to be taken for one of its template's."""
+
+SEEN: Mapping[State, str] = {
+    "missing": "is missing in L2",
+    "expired": "has expired in L2",
+    "wrong size": "has a wrong size in L2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Explanation:
     common_tokens: int | None
     """Tokens that it starts with as the prefix does; None: not known without an engine."""
     hit_tokens: int | None
-    """What it hits in L2 now."""
+    """What it hits in L2 now, as it was sent."""
     full_tokens: int
     """What it hits when nothing stands in the way: the prefix's full chunks."""
     divergence: Divergence | None
@@ -77,33 +84,32 @@ def explain(
 
     `running`: engine and daemon, where a replica runs. Raises StoreUnavailable.
     """
-    findings = [*_wrong_model(request, fleet), *(_wrong_identity(fleet, *running) if running else ())]
+    wrong = [*_wrong_model(request, fleet), *(_wrong_identity(fleet, *running) if running else ())]
     prefix = _nearest(request, prefixes, templates)
     if prefix is None:
         nothing = _nothing_near(request, prefixes, templates)
-        return Explanation(None, _count(request), 0, 0, 0, 0, None, (), (*findings, nothing))
+        return Explanation(None, _count(request), 0, 0, 0, 0, None, (), (*wrong, nothing))
     common = None if request.ids is None else common_start([request.ids, prefix.ids])
     divergence = None
     if common is None or common < prefix.full_tokens:  # what is behind the last full chunk is computed anyway
         divergence = first_divergence(request, prefix, templates.get(prefix.label), common)
-    if divergence:
-        findings.append(_leaves(divergence, prefix, common, now))
-    if request.salt != prefix.salt:
-        findings.append(_other_salt(request.salt, prefix.salt))
-    chunks = _chunks(replace(prefix, salt=request.salt), fleet, store, ledger)
-    if request.salt == prefix.salt:
-        findings += _incomplete(chunks, fleet, now)
-    findings += _never_shared(prefix)
+    chunks = _chunks(replace(prefix, salt=request.salt), fleet, store, ledger, now)
+    hits = None if common is None else 0 if wrong else _hit_tokens(chunks, common, fleet)
+    leaves = [_leaves(divergence, prefix, common, now)] if divergence else []
+    gaps = list(_incomplete(chunks, fleet, now)) if request.salt == prefix.salt else []
+    # Whichever of the two ends the hit comes first.
+    ends = [*leaves, *gaps] if common is None or _whole(chunks, fleet) > common else [*gaps, *leaves]
+    salt = [_other_salt(request.salt, prefix.salt)] if request.salt != prefix.salt else []
     return Explanation(
         label=prefix.label,
         prompt_tokens=_count(request),
         prefix_tokens=prefix.shared,
         common_tokens=common,
-        hit_tokens=None if common is None else _hit_tokens(chunks, common, fleet),
+        hit_tokens=hits,
         full_tokens=prefix.full_tokens,
         divergence=divergence,
         chunks=chunks,
-        findings=tuple(findings),
+        findings=(*wrong, *salt, *ends, *_never_shared(prefix)),
     )
 
 
@@ -145,7 +151,10 @@ def _wrong_identity(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity
     try:
         require_match(fleet, engine, daemon)
     except EngineMismatch as error:
-        yield Finding(f"the running replica is not of this fleet: {error.seen}", error.do)
+        yield Finding(
+            f"the running replica is not of this fleet: {error.seen}",
+            "Start this fleet's own engine and daemon, or correct the fleet in warmfront.yaml.",
+        )
 
 
 def _leaves(divergence: Divergence, prefix: Prefix, common: int | None, now: float) -> Finding:
@@ -183,7 +192,7 @@ def _other_salt(sent: str, warmed: str) -> Finding:
     )
 
 
-def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows) -> tuple[ChunkState, ...]:
+def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows, now: float) -> tuple[ChunkState, ...]:
     """Every chunk of the prefix under the request's salt, on every rank."""
     table = chunk_keys(prefix.ids, KeyLayout.of(fleet), prefix.salt)
     names, ranks = list(table), fleet.engine.tensor_parallel
@@ -192,22 +201,29 @@ def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows) -> tuple
     presence = look(store, names, ranks, fleet.chunk_bytes)
     warmed = dict(zip(ledger.chunk_ids(), ledger.warmed_at.tolist(), strict=True))
     digests = [row.tobytes().hex() for row in table.hashes]
-    return tuple(
-        ChunkState(
-            chunk=number // ranks,
-            rank=number % ranks,
-            key=name,
-            state="missing" if size < 0 else "present" if size == fleet.chunk_bytes else "wrong size",
-            warmed_at=warmed.get((prefix.salt, digests[number // ranks])) or None,
-        )
-        for number, (name, size) in enumerate(zip(names, presence.sizes.reshape(-1).tolist(), strict=True))
-    )
+    chunks = []
+    for number, (name, size) in enumerate(zip(names, presence.sizes.reshape(-1).tolist(), strict=True)):
+        chunk, rank = divmod(number, ranks)
+        at = warmed.get((prefix.salt, digests[chunk])) or None
+        chunks.append(ChunkState(chunk, rank, name, _state(size, at, fleet, now), at))
+    return tuple(chunks)
+
+
+def _state(size: int, warmed_at: float | None, fleet: Fleet, now: float) -> State:
+    if size >= 0:
+        return "present" if size == fleet.chunk_bytes else "wrong size"
+    return "missing" if warmed_at is None or now - warmed_at < fleet.ttl_s else "expired"
+
+
+def _whole(chunks: Sequence[ChunkState], fleet: Fleet) -> int:
+    """Tokens in leading chunks that are whole on every rank."""
+    broken = min((c.chunk for c in chunks if c.state != "present"), default=len(chunks) // fleet.engine.tensor_parallel)
+    return broken * fleet.engine.chunk_tokens
 
 
 def _hit_tokens(chunks: Sequence[ChunkState], common: int, fleet: Fleet) -> int:
-    """Leading chunks that are whole on every rank, within what the request has in common with the prefix."""
-    broken = min((c.chunk for c in chunks if c.state != "present"), default=len(chunks) // fleet.engine.tensor_parallel)
-    return min(broken, common // fleet.engine.chunk_tokens) * fleet.engine.chunk_tokens
+    """What is whole, within what the request has in common with the prefix."""
+    return min(_whole(chunks, fleet), common // fleet.engine.chunk_tokens * fleet.engine.chunk_tokens)
 
 
 def _incomplete(chunks: Sequence[ChunkState], fleet: Fleet, now: float) -> Iterator[Finding]:
@@ -216,9 +232,7 @@ def _incomplete(chunks: Sequence[ChunkState], fleet: Fleet, now: float) -> Itera
         mine = [c for c in chunks if c.chunk == number]
         bad = [c for c in mine if c.state != "present"]
         on = "" if len(bad) == ranks else f" on rank {', '.join(str(c.rank) for c in bad)} of {ranks}"
-        yield Finding(
-            f"chunk {number} is {bad[0].state} in L2{on}; {_past(bad[0], fleet, now)}", _remedy(bad[0], fleet, now)
-        )
+        yield Finding(f"chunk {number} {SEEN[bad[0].state]}{on}; {_past(bad[0], fleet, now)}", _remedy(bad[0]))
 
 
 def _past(chunk: ChunkState, fleet: Fleet, now: float) -> str:
@@ -229,13 +243,13 @@ def _past(chunk: ChunkState, fleet: Fleet, now: float) -> str:
     return f"it was warmed at {at:%Y-%m-%d %H:%M} UTC, {age:,.1f} h ago, with a TTL of {fleet.ttl_s / 3600:.1f} h"
 
 
-def _remedy(chunk: ChunkState, fleet: Fleet, now: float) -> str:
+def _remedy(chunk: ChunkState) -> str:
     if chunk.state == "wrong size":
         return "Run warmfront warm: it is deleted and computed anew."
     if chunk.warmed_at is None:
         return "Run warmfront warm."
-    if now - chunk.warmed_at >= fleet.ttl_s:
-        return "It has expired. Run warmfront warm; raise l2.ttl_s, or warm more often than it lasts."
+    if chunk.state == "expired":
+        return "Run warmfront warm; raise l2.ttl_s, or warm more often than it lasts."
     return "It was evicted or deleted before its time. Run warmfront warm; then look at L2's memory and evictions."
 
 

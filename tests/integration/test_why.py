@@ -1,6 +1,7 @@
 """`warmfront why` by its printed text, a row a case: real Valkey, state and templates, a fake engine."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,11 +129,23 @@ ROWS = [
     ("tool order", swapped, 2, ["tool 2", "'order'", "'refund'", "Same tools, other order"], []),
     ("tool JSON", reworded_tool, 2, ["tool 2 (order)", "To order more", "JSON differs"], []),
     ("no tools", lambda case: case.asked(case.system), 2, ["tool 1", "(no tool)"], []),
-    ("model", lambda case: {**case.request, "model": "m-v2"}, 2, ["model 'm-v2'", "serves 'm'", '"model": "m"'], []),
+    (
+        "model",
+        lambda case: {**case.request, "model": "m-v2"},
+        2,
+        ["hits 0 of", "model 'm-v2'", "serves 'm'", '"model": "m"'],
+        [],
+    ),
     ("no salt", without_salt, 2, ["no cache_salt", "'tenant-7'", "hits 0 of"], []),
     ("placeholder", date_in_a_placeholder, 2, ["nearest to dated", "Today is", "Move what varies"], []),
     ("too short", only_a_question, 2, ["nearest to short", "short of one chunk: it can never hit"], ["missing"]),
-    ("wrong salt", lambda case: {**case.request, "cache_salt": "s"}, 2, ["cache_salt 's'", "warmed with no"], []),
+    (
+        "wrong salt",
+        lambda case: {**case.request, "cache_salt": "s"},
+        2,
+        ["hits 0 of", "cache_salt 's'", "warmed with no"],
+        [],
+    ),
     ("none", lambda case: case.asked("Translate this into Latin, please."), 2, ["starts like none of the"], []),
     ("role", other_role, 2, ["message 1 (system)", "'developer'", "Send the template's roles"], []),
 ]
@@ -150,7 +163,7 @@ def test_it_says_where_and_what_to_do(case, ask, request_of, code, says, not_sai
             assert text in out
     for text in not_said:
         assert text not in out
-    assert ("an engine would say" in out) == (not engine and "nearest" in out)
+    assert ("token positions need an engine" in out) == (not engine and "nearest" in out)
 
 
 def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
@@ -168,8 +181,9 @@ def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
     valkey.client.delete(*names)
     case.workspace.__dict__["clock"] = type("Later", (), {"now": lambda self: 4e9})()
     code, out, _ = ask(case.request)
-    assert "chunk 0 is missing in L2; it was warmed" in out
-    assert "It has expired" in out
+    assert "chunk 0 has expired in L2; it was warmed" in out
+    assert f"rank 0: expired  {names[0]}" in out
+    assert f"and {len(names) - 4} more" in out
     assert "raise l2.ttl_s" in out
     del case.workspace.__dict__["clock"]
 
@@ -177,7 +191,7 @@ def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
         valkey.client.set(name, value)
     valkey.client.set(names[0], b"truncated")
     code, out, _ = ask(case.request)
-    assert "chunk 0 is wrong size in L2 on rank 0 of 2" in out
+    assert "chunk 0 has a wrong size in L2 on rank 0 of 2" in out
     valkey.client.set(names[0], kept[names[0]])
     assert ask(case.request)[0] == 0
 
@@ -189,6 +203,7 @@ def test_an_engine_whose_model_string_is_another_is_named(case, ask, monkeypatch
     code, out, _ = ask(case.request)
     assert code == 2
     assert "no engine of this model has registered" in out
+    assert "hits 0 of" in out
 
 
 def test_json_is_one_document_and_bad_requests_are_named(case, ask):
@@ -246,13 +261,16 @@ def test_content_in_parts_reaches_the_engine_as_it_was_sent(case, ask, monkeypat
     assert (code, "nearest to agent by its text; nothing stands in the way" in out) == (0, True)
 
 
-def test_why_imports_no_dagster():
+def test_why_imports_no_dagster(case, tmp_path):
+    (tmp_path / "request.json").write_text(json.dumps(case.request))
     code = (
-        "import sys; sys.argv = ['warmfront', 'why', '/nowhere.json']\n"
+        "import sys; sys.argv = ['warmfront', 'why', 'request.json']\n"
         "import pipelines.cli\n"
-        "try:\n    pipelines.cli.main()\nexcept SystemExit as end:\n    assert end.code == 2\n"
-        "assert 'dagster' not in sys.modules\n"
+        "try:\n    pipelines.cli.main()\n"
+        "finally:\n    assert 'dagster' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
-    assert "reading the request in /nowhere.json" in done.stderr
+    environment = {**os.environ, "WARMFRONT_CONFIG": str(case.workspace.path), "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nearest to agent" in done.stdout
+    assert "78 of 78 keys are in L2" in done.stdout

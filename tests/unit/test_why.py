@@ -5,6 +5,7 @@ import pytest
 from fakes import CHUNK, DictStore, make_fleet, make_prefix, words
 
 from warmers.divergence import Captured, first_divergence
+from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows
 from warmers.prefixes import RenderOptions, Template
 from warmers.why import explain
@@ -46,6 +47,41 @@ def test_hits_end_at_the_first_gap_and_where_the_request_leaves():
     assert why(asked(words("abcd")), prefix, store=store).hit_tokens == CHUNK
 
 
+def test_what_ends_the_hit_first_is_said_first():
+    fleet, store, prefix = make_fleet(), DictStore(), make_prefix(words("abcd"), "t")
+    names = [chunk.key for chunk in why(asked(words("abcd")), prefix).chunks]
+    for name in names:
+        store.put(name, b"x" * fleet.chunk_bytes)
+    request = asked(words("abxd"))
+    store.delete([names[3]])
+    assert [f.what.split()[0] for f in why(request, prefix, store=store).findings] == ["it", "chunk"]
+    store.delete([names[0]])
+    found = why(request, prefix, store=store)
+    assert [f.what.split()[0] for f in found.findings] == ["chunk", "it"]
+    assert found.hit_tokens == 0
+    other = why(asked(words("abxd"), salt="s"), prefix, store=store)
+    assert [f.what.split()[1] for f in other.findings] == ["carries", "leaves"]
+
+
+def test_another_model_hits_nothing_of_what_is_there():
+    fleet, store, prefix = make_fleet(), DictStore(), make_prefix(words("ab"), "t")
+    for chunk in why(asked(words("ab")), prefix).chunks:
+        store.put(chunk.key, b"x" * fleet.chunk_bytes)
+    assert why(asked(words("ab")), prefix, store=store).hit_tokens == 2 * CHUNK
+    assert why(asked(words("ab"), model="other"), prefix, store=store).hit_tokens == 0
+
+
+@pytest.mark.parametrize(("age", "state"), [(-1, "missing"), (0, "expired")])
+def test_a_missing_chunk_has_expired_from_its_ttl_on(age, state):
+    fleet, prefix = make_fleet(), make_prefix(words("a"), "t")
+    digest = chunk_keys(prefix.ids, KeyLayout.of(fleet), "").hashes[0].tobytes().hex()
+    text, at = np.array([""]), np.array([100.0])
+    rows = Rows(np.array([digest]), text, np.array([1]), text, text, text, at, at, at)
+    now = 100.0 + fleet.ttl_s + age
+    found = explain(asked(words("a")), (prefix,), {}, fleet, DictStore(), rows, now=now)
+    assert {chunk.state for chunk in found.chunks} == {state}
+
+
 def chat(system, tools=None):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": "Where is it?"}]
     return Captured("m", messages, RenderOptions(tools), "", None)
@@ -84,10 +120,14 @@ def test_what_the_engine_puts_in_order_itself_makes_no_other_tool():
 
 def test_a_date_that_passed_is_said():
     prefix = replace(make_prefix(words("ab")), turns_at=5.0)
-    request = asked(words("ax"))
-    late = explain(request, (prefix,), {}, make_fleet(), DictStore(), Rows.empty(), now=6.0)
-    assert "The date that was warmed has passed" in late.findings[0].do
-    assert "has passed" not in why(request, prefix).findings[0].do
+
+    def advice(now):
+        found = explain(asked(words("ax")), (prefix,), {}, make_fleet(), DictStore(), Rows.empty(), now=now)
+        (leaves,) = [finding for finding in found.findings if "leaves the warmed prefix" in finding.what]
+        return leaves.do
+
+    assert "The date that was warmed has passed" in advice(now=6.0)
+    assert "has passed" not in advice(now=4.0)
 
 
 def test_nothing_was_warmed_yet():
