@@ -27,7 +27,14 @@ NEXT_STEP = {
 NOT_SEEN = "No prefix could be asked for: the check `hit_rate_above_floor` says why."
 
 
-@dg.asset(deps=[prompt_prefixes], partitions_def=fleets, group_name="cache", owners=OWNERS, kinds={"valkey"})
+@dg.asset(
+    deps=[prompt_prefixes],
+    partitions_def=fleets,
+    group_name="cache",
+    owners=OWNERS,
+    kinds={"valkey"},
+    retry_policy=ONCE_MORE,
+)
 def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]) -> dg.MaterializeResult[None]:
     """What has to be prefilled, in which order and at what cost: what should be in L2 less what is there already.
 
@@ -151,7 +158,7 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
     )
 
 
-@dg.asset_check(asset=warm_chunks, partitions_def=fleets, blocking=True)
+@dg.asset_check(asset=warm_chunks, partitions_def=fleets, blocking=True, retry_policy=ONCE_MORE)
 def every_chunk_present(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
@@ -173,7 +180,7 @@ def every_chunk_present(
     )
 
 
-@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True)
+@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True, retry_policy=ONCE_MORE)
 def hit_rate_above_floor(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
@@ -189,7 +196,7 @@ def hit_rate_above_floor(
     )
 
 
-@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True)
+@dg.asset_check(asset=hit_rate, partitions_def=fleets, blocking=True, retry_policy=ONCE_MORE)
 def output_unchanged(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:

@@ -6,13 +6,12 @@ import dagster as dg
 
 from assets.partitions import fleets
 from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
+from assets.tags import DATA_VERSION_TAG, tag_process
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
 
 if TYPE_CHECKING:
     from warmers.prefixes import PrefixSet
-
-DATA_VERSION_TAG = "dagster/data_version"
 
 prompt_templates = dg.AssetSpec(
     "prompt_templates",
@@ -48,14 +47,14 @@ def prompt_prefixes(
         with here.replicas(fleet.name).warmer(fleet) as replica:
             found = here.find_prefixes(fleet, prompts, replica.engine)
         uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest, "turns_at": found.turns_at})
-    read = prompts.listing
+        here.state.save_listing(fleet.name, prompts.listing)
     context.log_event(
         dg.AssetObservation(
             prompt_templates.key,
             partition=fleet.name,
             metadata={
-                "templates": len(read.templates),
-                "broken": len(read.broken),
+                "templates": len(prompts.listing.templates),
+                "broken": len(prompts.listing.broken),
                 "source": place(str(here.prompts(fleet.name).objects)),
             },
             tags={DATA_VERSION_TAG: prompts.digest},
@@ -79,6 +78,7 @@ def configuration_is_valid(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
     """warmfront.yaml is complete and every path in it exists. A broken field is named, with what to write there."""
+    tag_process(context)
     try:
         fleet = workspace.fleet(context.partition_key)
     except ConfigError as error:
@@ -91,9 +91,10 @@ def templates_are_readable(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
     """Every template file can be read. One that cannot is named, stays warm as it last was, and harms no other."""
+    tag_process(context)
     try:
         source = workspace.prompts(context.partition_key)
-        listing = source.read().listing
+        listing = source.read(workspace.state.listing(context.partition_key)).listing
         broken = list(listing.broken.values())
         if not listing.templates and not broken:
             broken = [f"There is no template in {source.objects}: put one there, or correct prompts.include."]
@@ -107,7 +108,7 @@ def templates_are_readable(
     )
 
 
-@dg.asset_check(asset=prompt_prefixes, partitions_def=fleets, blocking=True)
+@dg.asset_check(asset=prompt_prefixes, partitions_def=fleets, blocking=True, retry_policy=ONCE_MORE)
 def tokens_match_engine(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from assets.tags import tag_process
 from resources.workspace import Workspace
 from warmers.errors import TransientError, WarmfrontError
 
@@ -17,6 +18,8 @@ ONCE_MORE = dg.RetryPolicy(max_retries=1, delay=2.0)
 """For a step whose retry does only what is missing; permanent failures say that they are not to be retried."""
 INTERRUPTED = "interrupted"
 """Metadata of the failure that an interrupt makes."""
+MAY_PASS = "may_pass"  # noqa: S105 - no password
+"""Metadata of a failure that a later run may not see."""
 MAX_LISTED = 10
 """Reasons in the description of a check."""
 MAX_ROWS = 100
@@ -36,11 +39,14 @@ def failures() -> Iterator[None]:
             description="interrupted; what was finished is recorded", metadata={INTERRUPTED: True}, allow_retries=False
         ) from None
     except WarmfrontError as error:
-        raise dg.Failure(description=str(error), allow_retries=isinstance(error, TransientError)) from error
+        passing = isinstance(error, TransientError)
+        metadata = {MAY_PASS: True} if passing else {}
+        raise dg.Failure(description=str(error), metadata=metadata, allow_retries=passing) from error
 
 
 def telling(workspace: Workspace, context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext) -> Workspace:
-    """The workspace, with its progress in the run's log as well."""
+    """The workspace, with its progress in the run's log as well; the run says which process executes it."""
+    tag_process(context)
 
     def tell(message: str) -> None:
         context.log.info(message)

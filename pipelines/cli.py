@@ -93,7 +93,7 @@ def plan(fleet: FleetName = None, as_json: Json = False) -> None:
 
     workspace = _workspace()
     settings = workspace.fleet(fleet)
-    replica = workspace.replicas(settings.name).running(settings)
+    replica = workspace.running(settings)
     from resources.engine import NoEngine
 
     engine = replica.engine if replica else NoEngine(settings.name)
@@ -122,7 +122,7 @@ def why(
 
     workspace, body = _workspace(), read_request(request)
     settings = workspace.fleet(fleet)
-    replica = workspace.replicas(settings.name).running(settings)
+    replica = workspace.running(settings)
     found = workspace.state.prefixes(settings.name)
     explanation = explain(
         body.captured(replica.engine if replica else None),

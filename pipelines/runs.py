@@ -2,22 +2,22 @@
 
 import fcntl
 import os
-import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from resources.processes import start_ticks
+import dagster as dg
+
+from assets.reporting import INTERRUPTED, MAY_PASS
+from assets.tags import FLEET_TAG, PARTITION_TAG, PROCESS_TAG
+from resources.proc import identity_of, is_gone
 from resources.workspace import Workspace
 
-if TYPE_CHECKING:
-    import dagster as dg
-
 INSTANCE_YAML = Path(__file__).with_name("dagster.yaml")
-FLEET_TAG = "warmfront/fleet"
-PARTITION_TAG = "dagster/partition"
-PROCESS_TAG = "warmfront/process"
-"""Host, pid and start of the process that executes a run from the command line."""
+PAUSES_S = (60.0, 300.0, 1800.0)
+"""After the first, second and third run in a row that failed, before another is asked for; then somebody has to."""
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
@@ -42,10 +42,8 @@ def instance_directory(workspace: Workspace) -> Path:
     return home
 
 
-def open_instance(workspace: Workspace) -> "dg.DagsterInstance":
+def open_instance(workspace: Workspace) -> dg.DagsterInstance:
     """The instance; two that make its tables at once would fail, so they take turns."""
-    import dagster as dg
-
     home = instance_directory(workspace)
     with (home / ".opening").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
@@ -54,18 +52,17 @@ def open_instance(workspace: Workspace) -> "dg.DagsterInstance":
 
 def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
     """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted."""
-    from assets.reporting import INTERRUPTED
     from pipelines.definitions import build_defs
 
     job = build_defs(workspace).resolve_job_def(name)
     with open_instance(workspace) as instance:
-        unfinished(instance, fleet)
+        FleetRuns(instance, fleet).unfinished()
         result = job.execute_in_process(
             partition_key=fleet,
             instance=instance,
             raise_on_error=False,
             run_config=QUIET,
-            tags={FLEET_TAG: fleet, PROCESS_TAG: _process(os.getpid())},
+            tags={FLEET_TAG: fleet, PROCESS_TAG: identity_of(os.getpid())},
         )
     failures = (event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure)
     if any(data is not None and INTERRUPTED in data.metadata for data in failures):
@@ -73,30 +70,50 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
     return Finished(result.run_id, result.success, tuple(_reasons(result)))
 
 
-def unfinished(instance: "dg.DagsterInstance", fleet: str) -> bool:
-    """Whether a run of the fleet waits or is under way; one whose process was killed is ended as failed first."""
-    import dagster as dg
+@dataclass(frozen=True, slots=True)
+class FleetRuns:
+    """The runs of one fleet on an instance, whoever started them."""
 
-    ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
-    open_statuses = [status for status in dg.DagsterRunStatus if status not in ended]
-    found = instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: fleet}, statuses=open_statuses))
-    dead = [run for run in found if _is_dead(run.tags.get(PROCESS_TAG))]
-    for run in dead:
-        instance.report_run_failed(run, "Its process was killed; what it had finished is recorded. Run again.")
-    return len(found) > len(dead)
+    instance: dg.DagsterInstance
+    fleet: str
+
+    def unfinished(self) -> bool:
+        """Whether one waits or is under way; one whose process was killed is ended as failed first."""
+        ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+        open_statuses = [status for status in dg.DagsterRunStatus if status not in ended]
+        found = self.instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: self.fleet}, statuses=open_statuses))
+        dead = [run for run in found if is_gone(run.tags.get(PROCESS_TAG))]
+        for run in dead:
+            self.instance.report_run_failed(run, "Its process was killed; what it had finished is recorded. Run again.")
+        return len(found) > len(dead)
+
+    def last_succeeded(self) -> bool:
+        """Whether the last run of the job `warm` was a success."""
+        return any(record.dagster_run.is_success for record in self._warmings(1))
+
+    def may_be_repeated(self, now: float) -> bool:
+        """Whether the last run of `warm` failed for a reason that may have passed by now, and few before it did."""
+        latest = self._warmings(len(PAUSES_S) + 1)
+        failed = list(takewhile(lambda record: record.dagster_run.is_failure_or_canceled, latest))
+        if not 1 <= len(failed) <= len(PAUSES_S):
+            return False
+        waited = now - (failed[0].end_time or now)
+        return waited >= PAUSES_S[len(failed) - 1] and self._may_pass(failed[0].dagster_run)
+
+    def _warmings(self, limit: int) -> Sequence[dg.RunRecord]:
+        of_fleet = dg.RunsFilter(job_name="warm", tags={PARTITION_TAG: self.fleet})
+        return self.instance.get_run_records(of_fleet, limit=limit)
+
+    def _may_pass(self, run: dg.DagsterRun) -> bool:
+        """Whether a retry may see something else: its process was killed, or every failed step says so."""
+        if run.status != dg.DagsterRunStatus.FAILURE:
+            return False
+        events = self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        said = (entry.get_dagster_event().step_failure_data.user_failure_data for entry in events)
+        return all(data is not None and MAY_PASS in data.metadata for data in said)
 
 
-def _process(pid: int) -> str:
-    return f"{socket.gethostname()}:{pid}:{start_ticks(pid)}"
-
-
-def _is_dead(process: str | None) -> bool:
-    """Whether a process of this host is gone; of another host, or of none that is named, nothing is known."""
-    host, _, rest = (process or "").partition(":")
-    return host == socket.gethostname() and process != _process(int(rest.partition(":")[0]))
-
-
-def _reasons(result: "dg.ExecuteInProcessResult") -> list[str]:
+def _reasons(result: dg.ExecuteInProcessResult) -> list[str]:
     reasons: list[str] = []
     for event in result.all_events:
         if event.is_step_failure:

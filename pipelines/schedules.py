@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from assets.partitions import fleets
+from assets.tags import FLEET_TAG
 from pipelines.jobs import warm
 
 
@@ -19,4 +20,4 @@ def nightly_warm(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunReques
     """A run a fleet and night."""
     night = context.scheduled_execution_time.date().isoformat()
     for fleet in fleets.get_partition_keys():
-        yield dg.RunRequest(run_key=f"{fleet}:{night}", partition_key=fleet, tags={"warmfront/fleet": fleet})
+        yield dg.RunRequest(run_key=f"{fleet}:{night}", partition_key=fleet, tags={FLEET_TAG: fleet})

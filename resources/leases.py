@@ -104,7 +104,8 @@ class _Held:
             with suppress(StateUnavailable):
                 current, version = self._read()
                 renewed = renew(current, self.record, self.clock.now(), self.ttl_s)
-                if renewed is None or not self._write(renewed, version):
+                # A refused write may be our own, whose answer was lost.
+                if renewed is None or not (self._write(renewed, version) or self._read()[0] == renewed):
                     self.lost.set()
                     return
                 self.record = renewed

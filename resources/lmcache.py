@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from resources.engine import HttpService
+from resources.http_service import HttpService
 from resources.metrics import read_metrics, total
 from warmers.errors import EngineRefused, EngineUnavailable
 from warmers.fleet import DaemonIdentity

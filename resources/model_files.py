@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resources.placeholders import CLOCKS
 from warmers.errors import ConfigError, TemplateError
 from warmers.fleet import KVShape, Model
-from warmers.prefixes import Messages, RenderOptions
+from warmers.templates import Messages, RenderOptions
+
+if TYPE_CHECKING:
+    from jinja2 import Template as Text
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -118,29 +121,18 @@ def clock_texts(model: Model, messages: Messages, options: RenderOptions) -> tup
 
 
 def render_chat(model: Model, messages: Messages, options: RenderOptions, clock: datetime) -> str:
-    """A chat request as text, by the model's chat template at a clock time of ours."""
-    from jinja2 import TemplateError as JinjaError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> str:
-        raise JinjaError(message)
-
-    # The environment that transformers gives chat templates.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False, **k)
-    environment.globals |= {
-        "strftime_now": clock.strftime,
-        "now": lambda *_: clock,
-        "raise_exception": refuse,
-        **model.special_tokens,
-    }
+    """A chat request as text, by the model's chat template at a clock time of ours. Raises TemplateError."""
     try:
-        return environment.from_string(model.chat_template or "").render(
-            messages=messages,
-            tools=options.tools,
-            add_generation_prompt=True,
-            **(options.chat_template_kwargs or {}),
+        return _chat_template(model.chat_template or "").render(
+            {
+                **model.special_tokens,
+                "strftime_now": clock.strftime,
+                "now": lambda *_: clock,
+                "messages": messages,
+                "tools": options.tools,
+                "add_generation_prompt": True,
+                **(options.chat_template_kwargs or {}),
+            }
         )
     except Exception as error:
         raise TemplateError(
@@ -148,6 +140,22 @@ def render_chat(model: Model, messages: Messages, options: RenderOptions, clock:
             seen=f"{type(error).__name__}: {error}",
             do="It reads the clock and cannot be rendered here, so its shared start is unknown: take the clock out.",
         ) from error
+
+
+@lru_cache(maxsize=8)
+def _chat_template(source: str) -> "Text":
+    """Compiled in an environment like that which transformers gives chat templates."""
+    from jinja2 import TemplateError as JinjaError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> str:
+        raise JinjaError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, **k: json.dumps(value, ensure_ascii=False, **k)
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(source)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from uuid import UUID
 
 from warmers.errors import TemplateError
-from warmers.prefixes import Messages
+from warmers.templates import Messages
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -79,8 +79,8 @@ class _MadeUp:
 class Fillings(Sequence[Messages]):
     """`messages` filled once for every made-up user text; every placeholder varies, but those that are `fixed`.
 
-    Filled when they are asked for: ten thousand templates do not fit into memory filled. Raises ValueError for
-    what Jinja cannot parse when it is made, and TemplateError for what it cannot fill when it is asked for.
+    Filled when they are asked for: ten thousand templates do not fit into memory filled. Raises TemplateError then for
+    what Jinja cannot parse or fill.
     """
 
     messages: Messages
@@ -145,7 +145,10 @@ def _compiled(source: str) -> "tuple[Text, frozenset[str]]":
         parsed = _environment().parse(source)
         return _environment().from_string(parsed), frozenset(meta.find_undeclared_variables(parsed))
     except TemplateSyntaxError as error:
-        raise ValueError(f"Jinja, line {error.lineno} of a message: {error.message}") from None
+        seen = f"Jinja, line {error.lineno} of a message: {error.message}"
+    except RecursionError:
+        seen = "Jinja: an expression is nested too deeply"
+    raise TemplateError("parsing its placeholders", seen=seen, do="Correct it.")
 
 
 def _render(source: str, values: Mapping[str, Any]) -> str:

@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from resources.proc import SHARED_MEMORY, session_of, shared_memory, start_ticks
 from warmers.errors import ProcessDied
 
 TAIL_LINES = 30
 POLL_S = 0.25
 PROGRESS_EVERY_S = 5.0
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the mount of Linux, read and cleaned, never trusted
 GRACE_S = 60.0
 """From SIGINT on, before it gets rougher; Valkey saves its data in it."""
 
@@ -152,7 +152,7 @@ class Processes:
         if started is None:
             return False
         members = _members(started)
-        segments = _shared_memory(members)
+        segments = shared_memory(members)
         for number, patience in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             if not members:
                 break
@@ -176,18 +176,22 @@ class InUse:
         """Use; waits while somebody replaces."""
         fcntl.flock(self.handle, fcntl.LOCK_SH)
 
+    def try_alone(self) -> bool:
+        """Replace, if nobody else uses; whether it is so."""
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def alone(self, on_event: OnEvent) -> None:
         """Replace; waits, and says so, while others use."""
         told = 0.0
-        while True:
-            try:
-                fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() - told > PROGRESS_EVERY_S * 2:
-                    on_event("waiting for another run to finish with the engine")
-                    told = time.monotonic()
-                time.sleep(POLL_S)
+        while not self.try_alone():
+            if time.monotonic() - told > PROGRESS_EVERY_S * 2:
+                on_event("waiting for another run to finish with the engine")
+                told = time.monotonic()
+            time.sleep(POLL_S)
 
 
 def _yield_to_others(pid: int, nice: int) -> None:
@@ -210,28 +214,10 @@ def free_port() -> int:
         return port
 
 
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the third on; None for a process that is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields
-
-
-def start_ticks(pid: int) -> int | None:
-    """Start time in clock ticks since boot, field 22 of proc(5); None for a process that is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
-
-
 def _members(started: Started) -> list[int]:
     """The process and everything in its session. A pid is never reused while a session bears it."""
     leader = start_ticks(started.pid)
-    if leader is not None and leader != started.ticks:
-        return []
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) == started.pid]
+    return session_of(started.pid) if leader in (None, started.ticks) else []
 
 
 def _wait_gone(started: Started, patience_s: float) -> list[int]:
@@ -242,15 +228,3 @@ def _wait_gone(started: Started, patience_s: float) -> list[int]:
     with suppress(ChildProcessError):
         os.waitpid(started.pid, os.WNOHANG)  # ours, if this very process started it
     return members
-
-
-def _shared_memory(pids: Sequence[int]) -> set[str]:
-    """Shared-memory files that these processes have mapped; some outlive them."""
-    found = set()
-    for pid in pids:
-        with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.partition(f"{SHARED_MEMORY}/")
-                if path[1] and not path[2].endswith("(deleted)"):
-                    found.add(path[1] + path[2])
-    return found

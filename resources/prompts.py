@@ -1,90 +1,30 @@
-"""Template files: reading them, each with every context it has.
+"""Sources of templates: which files there are, which of them changed, and what they hold.
 
-The format is described in the README. What the renderings have in common is the domain's to find
-(`warmers/prefixes.py`).
+What one file says belongs in `resources/template_files.py`; what its renderings have in common is the domain's to
+find (`warmers/prefixes.py`).
 """
 
-import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
-from posixpath import normpath
-from typing import Annotated, Any
-
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from hashlib import sha256
+from itertools import chain
 
 from resources.objects import Objects, Stamp
-from resources.placeholders import REVISION, Fillings
-from warmers.changes import CANDIDATE, Entry, Listing
+from resources.placeholders import REVISION
+from resources.template_files import ParsedTemplate, TemplateFile, Unreadable, digest_of
+from warmers.changes import Entry, Listing, SourceFile
 from warmers.errors import SourceUnavailable, StateUnavailable, TemplateError
-from warmers.keys import check_salt
-from warmers.prefixes import Failed, RenderOptions, Template
+from warmers.templates import Failed, Template
 
 TEMPLATE_SUFFIXES = (".yaml", ".yml", ".json", ".txt", ".md")
 READERS = 16
 """Files read at once; from S3, one after the other would take minutes for ten thousand."""
-LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's where PyYAML has it: ten times as fast."""
-
-
-class _Context(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Annotated[str, Field(min_length=1)]
-    file: str | None = None
-    text: str | None = None
-    documents: tuple[str | dict[str, str], ...] | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "_Context":
-        if sum(value is not None for value in (self.file, self.text, self.documents)) != 1:
-            raise ValueError("give exactly one of file, text, documents")
-        return self
-
-
-class _File(BaseModel):
-    """The template format, as in the README."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: Annotated[str, Field(min_length=1)]
-    messages: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
-    tools: tuple[dict[str, Any], ...] | None = None
-    contexts: tuple[_Context, ...] = ()
-    chat_template_kwargs: dict[str, Any] | None = None
-    probes: dict[str, Any] = {}
-    salt: str = ""
-    adapter: str | None = None
-    weight: Annotated[float, Field(gt=0)] = 1.0
-
-    @field_validator("salt")
-    @classmethod
-    def _salt(cls, salt: str) -> str:
-        return check_salt(salt)
-
-    @field_validator("adapter")
-    @classmethod
-    def _not_yet(cls, adapter: str | None) -> str | None:
-        if adapter is not None:
-            raise ValueError("LoRA adapters cannot be warmed yet; under the base model's name their KV would be wrong")
-        return adapter
-
-    @field_validator("messages")
-    @classmethod
-    def _chat(cls, messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        for number, message in enumerate(messages, 1):
-            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-                raise ValueError(f"message {number} needs a role and a content, both text")
-        return messages
-
-    @model_validator(mode="after")
-    def _contexts(self) -> "_File":
-        names = [context.name for context in self.contexts]
-        if len(set(names)) < len(names):
-            raise ValueError("contexts: two of them have one name")
-        return self
+WRITTEN = "changed or went away while it was read"
+UNKNOWN = SourceFile("", ())
+NOTHING = Listing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +33,8 @@ class Prompts:
 
     templates: tuple[Template, ...] = ()
     failed: tuple[Failed, ...] = ()
-
-    @property
-    def listing(self) -> Listing:
-        """What it is compared by, from tick to tick."""
-        lasting = (t for t in self.templates if t.turns_at is None)
-        entries = {t.label: Entry(t.source, _digest([t.digest, t.salt, t.adapter, t.weight])[:16]) for t in lasting}
-        return Listing(entries, {f.source: f.reason for f in self.failed})
+    listing: Listing = NOTHING
+    """What it is compared by; broken files are in it as they last were."""
 
     @property
     def digest(self) -> str:
@@ -109,6 +44,24 @@ class Prompts:
     def by_label(self) -> dict[str, Template]:
         """Templates by `name` or `name/context`."""
         return {template.label: template for template in self.templates}
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What came of some of a source's files."""
+
+    templates: dict[str, list[Template]] = field(default_factory=dict)
+    """By file."""
+    failed: dict[str, str] = field(default_factory=dict)
+    files: dict[str, SourceFile] = field(default_factory=dict)
+    """Those that need not be read again as long as they stay as they are."""
+    written: set[str] = field(default_factory=set)
+    """Those that changed while they were read."""
+
+    @property
+    def listing(self) -> Listing:
+        entries = {t.label: _entry(t) for found in self.templates.values() for t in found}
+        return Listing(entries, self.failed, self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,27 +76,79 @@ class PromptSource:
         with _source(self.objects):
             return self.objects.stamps()
 
-    def read(self) -> Prompts:
-        """Every template; a file that cannot be read is reported and harms no other. Raises SourceUnavailable."""
+    def read(self, before: Listing = NOTHING) -> Prompts:
+        """Every template; a file that cannot be read is reported and harms no other. Raises SourceUnavailable.
+
+        `before`: what the source held when it was last looked at. It says whose a name is that two files claim.
+        """
         files = self.stamps()
-        paths = [path for path in sorted(files) if is_template(path, self.include)]
+        reading = self._read(self._templates(files), files, before)
+        for path in reading.written:
+            reading.failed[path] = str(TemplateFile(path, b"").refused(f"it {WRITTEN}", "Run again."))
+        failed = (Failed(path, reason, path) for path, reason in sorted(reading.failed.items()))
+        templates = chain.from_iterable(found for _, found in sorted(reading.templates.items()))
+        return Prompts(tuple(templates), tuple(failed), reading.listing.keeping(before))
+
+    def changed(self, before: Listing, files: Mapping[str, Stamp]) -> dict[str, float]:
+        """Template files that are not as they were `before`, and when they were written, in seconds since the epoch.
+
+        One that went away was written at 0.
+        """
+        there = self._templates(files)
+        gone = dict.fromkeys(before.files.keys() - set(there), 0.0)
+        known = before.files
+        return gone | {
+            path: max(s.modified_at for s in _own(path, known.get(path, UNKNOWN).documents, files))
+            for path in there
+            if path not in known or known[path].stamp != _stamp(path, known[path].documents, files)
+        }
+
+    def look(self, before: Listing, files: Mapping[str, Stamp], changed: Collection[str]) -> Listing:
+        """What the source holds now; reads what `changed`, and what was broken. Raises SourceUnavailable."""
+        there = self._templates(files)
+        read = [path for path in there if path in changed or path in before.broken]
+        reading = self._read(read, files, before)
+        return reading.listing.keeping(before, {*there} - {*read} | reading.written)
+
+    def _templates(self, files: Iterable[str]) -> list[str]:
+        return [path for path in sorted(files) if is_template(path, self.include)]
+
+    def _read(self, paths: Sequence[str], files: Mapping[str, Stamp], before: Listing) -> _Reading:
+        reading, parsed = _Reading(), dict[str, ParsedTemplate]()
+        contents = self._contents(paths)
+        for path in paths:
+            with _reported(path, reading.failed):
+                parsed[path] = TemplateFile(path, contents[path]).parse()
+        documents = self._contents(sorted({d for p in parsed.values() for d in p.documents if d in files}))
+        owners = _owners(parsed, before, self._templates(files))
+        for path, file in parsed.items():
+            with _reported(path, reading.failed):
+                if owners[file.name] != path:
+                    other = f"its name {file.name!r} is that of {owners[file.name]}"
+                    raise TemplateFile(path, b"").refused(other, "Give it another name.")
+                reading.templates[path] = TemplateFile(path, b"").templates(file, documents)
+        after = self.stamps() if paths else files
+        for path in paths:
+            named = parsed[path].documents if path in parsed else ()
+            if _stamp(path, named, files) != _stamp(path, named, after):
+                reading.written.add(path)
+                reading.templates.pop(path, None)
+                reading.failed.pop(path, None)
+            elif not any(isinstance(content, Unreadable) for content in (contents[path], *map(documents.get, named))):
+                reading.files[path] = SourceFile(_stamp(path, named, files), named)
+        return reading
+
+    def _contents(self, paths: Sequence[str]) -> dict[str, bytes | Unreadable]:
         with ThreadPoolExecutor(READERS, "templates") as pool:
-            contents = dict(zip(paths, pool.map(partial(_read, self.objects), paths), strict=True))
-        templates: list[Template] = []
-        failed: list[Failed] = []
-        seen: dict[str, str] = {}
-        for path, content in contents.items():
-            file = TemplateFile(path, content, self.objects, files)
-            try:
-                parsed = file.parse()
-                if parsed.name in seen:
-                    other = seen[parsed.name]
-                    raise file.refused(f"its name {parsed.name!r} is that of {other}", "Give it another name.")
-                templates += file.templates(parsed)
-                seen[parsed.name] = path
-            except TemplateError as error:
-                failed.append(Failed(path, str(error), path))
-        return Prompts(tuple(templates), tuple(failed))
+            return dict(zip(paths, pool.map(self._content, paths), strict=True))
+
+    def _content(self, path: str) -> bytes | Unreadable:
+        """What kept one file from being read is that file's trouble alone."""
+        try:
+            found = self.objects.read(path)
+        except StateUnavailable as error:
+            return Unreadable(f"cannot be read: {error.seen}", "Make it readable.")
+        return found[0] if found else Unreadable(WRITTEN, "Put it back, or correct the name.")
 
 
 def is_template(path: str, include: Sequence[str]) -> bool:
@@ -151,124 +156,41 @@ def is_template(path: str, include: Sequence[str]) -> bool:
     return "/" not in path and path.endswith(TEMPLATE_SUFFIXES) and any(fnmatchcase(path, name) for name in include)
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateFile:
-    """One file of a source, with what it may name beside it."""
-
-    path: str
-    content: bytes | StateUnavailable | None
-    """None: it went away."""
-    objects: Objects
-    files: Container[str]
-
-    def parse(self) -> _File:
-        """Raises TemplateError naming file and field."""
-        text = self._decoded(self.content, self.path)
-        stem, _, suffix = self.path.rpartition(".")
-        if not text.strip():
-            raise self.refused("it is empty", "Write a template into it, or remove it.")
-        if suffix in ("txt", "md"):
-            # One expression that yields the text, so that braces in it stay text.
-            system = {"role": "system", "content": "{{ " + json.dumps(text) + " }}"}
-            return _File(name=stem, messages=(system,))
-        try:
-            raw = json.loads(text) if suffix == "json" else yaml.load(text, LOADER)  # noqa: S506 - one of the two safe ones
-        except (ValueError, yaml.YAMLError, RecursionError) as error:
-            raise self.refused(" ".join(str(error).split()), "Correct its syntax.") from None
-        if not isinstance(raw, dict):
-            raise self.refused("it is no mapping", "It needs name and messages at least.")
-        candidate = CANDIDATE if stem.endswith(CANDIDATE) else ""
-        try:
-            parsed = _File.model_validate({"name": stem.removesuffix(CANDIDATE)} | raw)
-        except ValidationError as error:
-            fields = ((".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors())
-            raise self.refused("; ".join(f"{f}: {m}" if f else m for f, m in fields), "Correct the field.") from None
-        return parsed.model_copy(update={"name": parsed.name + candidate})
-
-    def templates(self, parsed: _File) -> list[Template]:
-        """The template without a context of its own, then one for each context."""
-        contexts = [(None, ""), *((context.name, self._context(context)) for context in parsed.contexts)]
-        return [self._template(parsed, name, text) for name, text in contexts]
-
-    def refused(self, seen: str, do: str) -> TemplateError:
-        """The error for this file."""
-        return TemplateError(f"reading template {self.path}", seen=seen, do=do)
-
-    def _template(self, parsed: _File, context: str | None, text: str) -> Template:
-        messages = _with_question(parsed.messages)
-        fixed = {} if context is None else {"context": text}
-        renderings = Fillings(messages, parsed.probes, fixed)
-        try:
-            renderings[0]
-        except ValueError as error:
-            raise self.refused(str(error), "Correct it.") from None
-        except TemplateError as error:
-            raise self.refused(f"{error.attempted}: {error.seen}", error.do) from None
-        shaping = [REVISION, messages, parsed.probes, fixed]
-        options = RenderOptions(parsed.tools, parsed.chat_template_kwargs)
-        return Template(
-            name=parsed.name,
-            context=context,
-            digest=_digest([*shaping, options.tools, options.chat_template_kwargs]),
-            renderings=renderings,
-            options=options,
-            salt=parsed.salt,
-            adapter=parsed.adapter,
-            weight=parsed.weight,
-            source=self.path,
-        )
-
-    def _context(self, context: _Context) -> str:
-        if context.text is not None:
-            return context.text
-        if context.file is not None:
-            return self._document(context.file)
-        return "\n\n".join(self._document(document) for document in context.documents or ())
-
-    def _document(self, document: str | Mapping[str, str]) -> str:
-        """A document is a file name, `{file: ...}` or `{text: ...}`."""
-        if isinstance(document, str):
-            path = normpath(document)
-            if path not in self.files:
-                raise self.refused(f"there is no file {document} below its directory", "Correct the name.")
-            return self._decoded(_read(self.objects, path), path)
-        if set(document) == {"text"}:
-            return document["text"]
-        if set(document) == {"file"}:
-            return self._document(document["file"])
-        raise self.refused(f"contexts: a document with {sorted(document)}", "Give a file name, {file: …} or {text: …}.")
-
-    def _decoded(self, content: bytes | StateUnavailable | None, path: str) -> str:
-        if isinstance(content, StateUnavailable):
-            raise self.refused(f"{path}: {content.seen}", "Make it readable.")
-        if content is None:
-            raise self.refused(f"{path} went away while it was read", "Put it back, or correct the name.")
-        try:
-            return content.decode().replace("\r\n", "\n")
-        except UnicodeDecodeError as error:
-            raise self.refused(f"{path} is not UTF-8 ({error.reason} at byte {error.start})", "Save it so.") from None
-
-
-def _with_question(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """A conversation ends with a user; where the template stops before, somebody's question follows."""
-    if messages[-1]["role"] == "user":
-        return tuple(messages)
-    return (*messages, {"role": "user", "content": "{{ question }}"})
-
-
-def _digest(shaping: Sequence[Any]) -> str:
-    from blake3 import blake3
-
-    return blake3(json.dumps(shaping, ensure_ascii=False, default=str).encode()).hexdigest()
-
-
-def _read(objects: Objects, path: str) -> bytes | StateUnavailable | None:
-    """A file's content; what kept one file from being read is that file's trouble alone."""
+@contextmanager
+def _reported(path: str, failed: dict[str, str]) -> Iterator[None]:
+    """Keep what is wrong with one file from harming others, whatever its author got PyYAML or Jinja to raise."""
     try:
-        found = objects.read(path)
-    except StateUnavailable as error:
-        return error
-    return found[0] if found else None
+        yield
+    except TemplateError as error:
+        failed[path] = str(error)
+    except Exception as error:
+        failed[path] = str(TemplateFile(path, b"").refused(f"{type(error).__name__}: {error}", "Correct it."))
+
+
+def _owners(parsed: Mapping[str, ParsedTemplate], before: Listing, there: Collection[str]) -> dict[str, str]:
+    """The file that has each name: that which had it before, unless it is gone or renamed, else the first by path."""
+    owners = {parsed[path].name: path for path in sorted(parsed, reverse=True)}
+    present = set(there)
+    for label, entry in before.templates.items():
+        name = label.partition("/")[0]
+        if entry.source in present and (entry.source not in parsed or parsed[entry.source].name == name):
+            owners[name] = entry.source
+    return owners
+
+
+def _entry(template: Template) -> Entry:
+    whole = digest_of([template.digest, template.salt, template.adapter, template.weight])
+    return Entry(template.source, whole[:16])
+
+
+def _stamp(path: str, documents: Iterable[str], files: Mapping[str, Stamp]) -> str:
+    """Of a file, of documents that it names, whether there or not, and of how it is read; 16 hex digits."""
+    versions = [REVISION, *(files[name].version if name in files else None for name in (path, *documents))]
+    return sha256(repr(versions).encode()).hexdigest()[:16]
+
+
+def _own(path: str, documents: Iterable[str], files: Mapping[str, Stamp]) -> list[Stamp]:
+    return [files[name] for name in (path, *documents) if name in files]
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from resources.config import LocalSettings
 from resources.engine import VllmEngine
 from resources.lmcache import LmcacheDaemon
 from resources.local_stack import HOST, LocalStack
-from resources.processes import OnEvent, Processes, free_port
-from warmers.errors import ConfigError, EngineUnavailable
+from resources.processes import InUse, OnEvent, Processes, free_port
+from warmers.errors import ConfigError, EngineLost
 from warmers.fleet import DaemonIdentity, Fleet
 from warmers.keys import TokenIds
-from warmers.prefixes import Messages, RenderOptions
 from warmers.replica import Counters, Generation, StoreCounts
+from warmers.templates import Messages, RenderOptions
 
 ENGINE_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -124,16 +124,19 @@ class LocalReplicas:
             with closing(replica):
                 try:
                     yield replica
-                except EngineUnavailable:
-                    self._discard()
+                except EngineLost:
+                    self._discard(use)
                     raise
 
-    def _discard(self) -> None:
-        """End an engine that gave no answer, and its daemon; the next who asks gets new ones.
+    def _discard(self, use: InUse) -> None:
+        """End an engine that gave no answer, and its daemon, unless others use them; the next who asks gets new ones.
 
         vLLM 0.32 hangs for five minutes, and then dies, when its daemon is killed in the middle of a store and comes
         back at once: it would be handed out, healthy by its own word, to every run until then.
         """
+        if not use.try_alone():
+            self.on_event("the engine gave no answer: leaving it to the other run that uses it")
+            return
         self.on_event("the engine gave no answer: ending it, the next run starts another")
         with self.processes.locked():
             for name in ("engine", "daemon"):

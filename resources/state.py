@@ -19,15 +19,19 @@ from uuid import uuid4
 import numpy as np
 
 from resources.objects import Objects, open_objects
-from warmers.changes import Entry, Listing
+from warmers.changes import Entry, Listing, SourceFile
 from warmers.ledger import Rows, merge
-from warmers.prefixes import Failed, Prefix, PrefixSet, Variation
+from warmers.prefixes import Prefix, PrefixSet
+from warmers.templates import Failed
+from warmers.variations import Variation
 
 if TYPE_CHECKING:
     import pandas as pd
 
 COMPACT_AT = 32
 """Ledger segments beyond which they are rewritten as one."""
+LISTING_FORMAT = 2
+"""Of a stored listing; one of another format is read anew."""
 PREFIX_FORMAT = 3
 """Of a stored prefix set; one of another format is rendered again."""
 PLAIN_FIELDS = tuple(f.name for f in fields(Prefix) if f.name not in ("rendered", "variations"))
@@ -81,12 +85,21 @@ class StateStore:
 
     def save_listing(self, fleet: str, listing: Listing) -> None:
         """Remember what the fleet's source holds."""
-        self.point(fleet, "templates", json.dumps(asdict(listing)).encode(), ".json", {"digest": listing.digest})
+        summary = {"digest": listing.digest, "format": LISTING_FORMAT}
+        self.point(fleet, "templates", json.dumps(asdict(listing)).encode(), ".json", summary)
 
     def listing(self, fleet: str) -> Listing:
         """What the fleet's source held when it was last looked at; empty before."""
-        found = self.document(fleet, "templates") or {"templates": {}, "broken": {}}
-        return Listing({label: Entry(*entry) for label, entry in found["templates"].items()}, found["broken"])
+        pointer = self.latest(fleet, "templates") or {}
+        found = self.objects.read(pointer["path"]) if pointer.get("format") == LISTING_FORMAT else None
+        if found is None:
+            return Listing()
+        whole = json.loads(found[0])
+        return Listing(
+            {label: Entry(*entry) for label, entry in whole["templates"].items()},
+            whole["broken"],
+            {path: SourceFile(stamp, tuple(documents)) for path, (stamp, documents) in whole["files"].items()},
+        )
 
     def save_prefixes(self, fleet: str, prefixes: PrefixSet, summary: Mapping[str, Any]) -> str:
         """Write a prefix set and make it the latest; its URI."""

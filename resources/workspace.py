@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resources.kv_store import ValkeyStore
     from resources.local_stack import LocalStack
     from resources.prompts import Prompts, PromptSource
-    from resources.replicas import LocalReplicas
+    from resources.replicas import HttpReplica, LocalReplicas
     from resources.state import StateStore
     from warmers.fleet import Fleet
     from warmers.lease import Fence
@@ -112,7 +112,7 @@ class Workspace:
         """The fleet's templates, and those with a clock as they read at present. Raises SourceUnavailable."""
         from resources.clocks import present
 
-        prompts = self.prompts(fleet.name).read()
+        prompts = self.prompts(fleet.name).read(self.state.listing(fleet.name))
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
         return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
 
@@ -135,6 +135,12 @@ class Workspace:
                 do="Use a Valkey on loopback without a password for local replicas.",
             )
         return LocalReplicas(self.stack, self.settings.local, settings.model.directory, settings.l2.url, self.on_event)
+
+    def running(self, fleet: "Fleet") -> "HttpReplica | None":
+        """The running local replica of exactly this fleet; None where there is none, or can be none."""
+        if self.fleet_settings(fleet.name).l2.password_env is not None:
+            return None
+        return self.replicas(fleet.name).running(fleet)
 
     def find_prefixes(self, fleet: "Fleet", prompts: "Prompts", engine: "Engine") -> "PrefixSet":
         """The prefixes of all templates; those that did not change since the last set are not rendered again."""

@@ -4,8 +4,8 @@ Looking at a source belongs in `resources/prompts.py`, asking for a run in `pipe
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -22,6 +22,15 @@ class Entry(NamedTuple):
     """Of everything that shapes its token ids, keys and order."""
 
 
+class SourceFile(NamedTuple):
+    """One file as it was when it was read."""
+
+    stamp: str
+    """Another one means that it has to be read again."""
+    documents: tuple[str, ...]
+    """Other files that it names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What a source held at one time."""
@@ -30,6 +39,8 @@ class Listing:
     """By label."""
     broken: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
+    files: Mapping[str, SourceFile] = field(default_factory=dict)
+    """Template files that need not be read again while they stay as they are."""
 
     @property
     def digest(self) -> str:
@@ -41,24 +52,32 @@ class Listing:
         """Digest of what could not be read; empty when nothing."""
         return _digest(self.broken) if self.broken else ""
 
-    def keeping(self, before: "Listing") -> "Listing":
-        """This, with what `before` had of files that are broken now: their last good version stays in force."""
-        kept = {label: entry for label, entry in before.templates.items() if entry.source in self.broken}
-        return replace(self, templates=kept | dict(self.templates))
+    def keeping(self, before: "Listing", kept: Collection[str] = ()) -> "Listing":
+        """This, with all that `before` had of `kept` files, and of broken ones the templates.
+
+        Their last good version stays in force.
+        """
+        files = {path: file for path, file in before.files.items() if path in kept}
+        broken = {path: reason for path, reason in before.broken.items() if path in kept}
+        sources = {*kept, *self.broken}
+        entries = {label: entry for label, entry in before.templates.items() if entry.source in sources}
+        return Listing(entries | dict(self.templates), broken | dict(self.broken), files | dict(self.files))
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What is remembered of one source from tick to tick."""
 
-    stamp: str = ""
-    """Of its files, by which unchanged ones need not be read."""
     digest: str = ""
-    """Of the listing that a run was last asked for."""
+    """Of the listing that a run was last asked for, or that was found warm."""
     trouble: str = ""
     """Of what was last reported as unreadable."""
     epoch: int = 0
     """Grows with every run that is asked for: run keys are remembered for ever, and A may come back after B."""
+    waited: int = 0
+    """Ticks in a row that waited for somebody to finish writing."""
+    repeats: int = 0
+    """Runs asked for again, for one digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from os.path import commonprefix
 
 from warmers.keys import TokenIds
-from warmers.prefixes import Messages, Prefix, RenderOptions, Template, shown
+from warmers.prefixes import Prefix
+from warmers.templates import Messages, RenderOptions, Template
+from warmers.variations import shown
 
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
 DATE = re.compile(rf"\b(?:{MONTHS})\b|\b20\d\d\b|\b\d{{1,2}}[-/.:]\d{{1,2}}\b")

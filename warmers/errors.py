@@ -8,7 +8,8 @@ WarmfrontError
 │   ├── EngineRefused         the engine or the daemon answered 4xx
 │   └── EngineMismatch        the engine or daemon is not of this fleet's namespace
 └── TransientError            a later try may succeed
-    ├── EngineUnavailable     unreachable, no answer in time, or 5xx
+    ├── EngineUnavailable     the engine or the daemon answered 5xx
+    │   └── EngineLost        unreachable, no answer in time, or stuck: asking it again will not help
     ├── StoreUnavailable      L2 does not answer
     ├── StateUnavailable      the state store does not answer
     ├── SourceUnavailable     a directory or bucket of templates does not answer
@@ -56,7 +57,11 @@ class EngineMismatch(PermanentError):
 
 
 class EngineUnavailable(TransientError):
-    """The engine or the daemon is unreachable, gave no answer in time, or answered 5xx."""
+    """The engine or the daemon cannot do it now, as it says itself (5xx), or is lost."""
+
+
+class EngineLost(EngineUnavailable):
+    """The engine or the daemon is unreachable, gives no answer in time, or is stuck: another one is needed."""
 
 
 class StoreUnavailable(TransientError):

@@ -15,9 +15,10 @@ import numpy as np
 from warmers.errors import EngineUnavailable, PermanentError
 from warmers.keys import KeyLayout, TokenIds, chunk_keys
 from warmers.plan import WarmPlan
-from warmers.prefixes import Prefix, Template
+from warmers.prefixes import Prefix
 from warmers.presence import KVStore
 from warmers.replica import Clock, Counters, Generation, Replica
+from warmers.templates import Template
 
 Verdict = Literal["proven", "failed", "inconclusive"]
 

@@ -1,62 +1,25 @@
 """What a template's requests have in common, as token ids that the engine itself rendered.
 
 A prefix is the common start of several renderings of one template: with user texts that begin
-differently, two clock times and two request ids. Reading template files and filling their placeholders
-does not belong here (`resources/prompts.py`).
+differently, two clock times and two request ids.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from warmers.errors import PermanentError, TemplateError
 from warmers.fleet import EngineIdentity
 from warmers.keys import TokenIds
+from warmers.templates import Failed, Messages, RenderOptions, Template
+from warmers.variations import Variation, first_difference, varying_lines
 
-Messages = Sequence[Mapping[str, Any]]
-"""OpenAI chat messages, placeholders filled."""
-
-MAX_SHOWN = 80
-"""Characters of a varying line that are kept for people to read."""
 ROOM_TOKENS = 32
 """What a question and an answer take in the model's context at the least."""
 LOST_CHARS = 200
 """Unchanging text behind a variation, about fifty tokens, from which on it is worth a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
-    """What goes with the messages into the chat template."""
-
-    tools: Sequence[Mapping[str, Any]] | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """One template with one of its contexts, filled once for every probe."""
-
-    name: str
-    context: str | None
-    digest: str
-    """Of everything that shapes the token ids: filled messages, tools, template arguments."""
-    renderings: Sequence[Messages]
-    options: RenderOptions = RenderOptions()
-    salt: str = ""
-    adapter: str | None = None
-    weight: float = 1.0
-    source: str = ""
-    """The file it comes from."""
-    turns_at: float | None = None
-    """For a template as its clock has it now: when that turns, in seconds since the epoch. None: for all times."""
-
-    @property
-    def label(self) -> str:
-        """`template` or `template/context`."""
-        return self.name if self.context is None else f"{self.name}/{self.context}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +47,6 @@ class Engine(Protocol):
 
     def identity(self) -> EngineIdentity:
         """What the engine says of itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """A place where renderings differ: it ends the prefix, or stands behind its end."""
-
-    where: str
-    """`message 1 (system), line 3`, `tools`, or `the chat template`."""
-    values: tuple[str, ...]
-    """The line as two of the renderings have it."""
-    lost_chars: int
-    """Unchanging text that stands behind it: shared by all requests, and never reused."""
-
-    def __str__(self) -> str:
-        values = " | ".join(repr(value) for value in self.values)
-        return f"{self.where}: {values}; {self.lost_chars:,} characters behind it are never shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +106,6 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A template that could not be read or rendered; it harms no other."""
-
-    template: str
-    """Its label, or its file where that could not be read."""
-    reason: str
-    source: str = ""
-    """Its file."""
-
-
-@dataclass(frozen=True, slots=True)
 class PrefixSet:
     """What became of every template of a fleet."""
 
@@ -208,36 +144,6 @@ def common_start(sequences: Sequence[TokenIds]) -> int:
     return len(first)
 
 
-def varying_lines(renderings: Sequence[Messages]) -> tuple[Variation, ...]:
-    """Every line that differs between renderings, in order; of a message whose line count differs, its first."""
-    found: list[Variation] = []
-    constant = 0
-    for index in reversed(range(min(len(messages) for messages in renderings))):
-        versions = [messages[index] for messages in renderings]
-        texts = [str(message.get("content") or "") for message in versions]
-        where = f"message {index + 1} ({versions[0].get('role', '?')})"
-        for number, row in reversed(list(enumerate(_aligned(texts), 1))):
-            if len(set(row)) == 1:
-                constant += len(row[0]) + 1
-                continue
-            found.insert(0, Variation(f"{where}, line {number}", shown(row), constant))
-    return tuple(found)
-
-
-def _aligned(texts: Sequence[str]) -> list[tuple[str, ...]]:
-    """Lines side by side; where counts differ, equal ends stay aligned and what is between them is one row."""
-    split = [text.split("\n") for text in texts]
-    shortest = min(map(len, split))
-    if max(map(len, split)) == shortest:
-        return list(zip(*split, strict=True))
-    head = next((i for i in range(shortest) if len({lines[i] for lines in split}) > 1), shortest)
-    tail = next((i for i in range(shortest - head) if len({lines[-1 - i] for lines in split}) > 1), shortest - head)
-    middle = tuple("\n".join(lines[head : len(lines) - tail]) for lines in split)
-    heads = zip(*(lines[:head] for lines in split), strict=True)
-    tails = zip(*(lines[len(lines) - tail :] for lines in split), strict=True)
-    return [*heads, middle, *tails]
-
-
 def find_prefix(
     template: Template, engine: Engine, *, chunk_tokens: int, digest: str, clock_texts: ClockTexts | None = None
 ) -> Prefix:
@@ -259,7 +165,7 @@ def find_prefix(
                 do="Correct the model directory (special tokens, chat template), or take the clock out of it.",
             )
         starts += local
-        line, values = _first_difference(*texts)
+        line, values = first_difference(*texts)
         lost = sum(len(str(message.get("content") or "")) for message in distinct[0][:-1])
         variations.insert(0, Variation(f"the chat template's clock, rendered line {line}", values, lost))
     return Prefix(
@@ -290,21 +196,6 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
         source=template.source,
         turns_at=template.turns_at,
     )
-
-
-def _first_difference(one: str, two: str) -> tuple[int, tuple[str, str]]:
-    rows = zip_longest(one.split("\n"), two.split("\n"), fillvalue="")
-    number, row = next((n, row) for n, row in enumerate(rows, 1) if row[0] != row[1])
-    first, second = shown(row)
-    return number, (first, second)
-
-
-def shown(row: Sequence[str]) -> tuple[str, ...]:
-    """Two differing values of a line, cut to a window around their first difference."""
-    one, two = list(dict.fromkeys(row))[:2]
-    at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    start = max(0, at - MAX_SHOWN // 2)
-    return tuple(("…" if start else "") + value[start : start + MAX_SHOWN] for value in (one, two))
 
 
 def find_prefixes(

@@ -14,9 +14,9 @@ from warmers.lease import Fence
 from warmers.ledger import Journal, Rows, rows_of
 from warmers.observation import Observations, PrefixObservation, Unproven, Verdict, observe
 from warmers.plan import WarmPlan
-from warmers.prefixes import Template
 from warmers.presence import KVStore
 from warmers.replica import Clock, Counters, Replica
+from warmers.templates import Template
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from warmers.fleet import DaemonIdentity, Fleet
 from warmers.keys import TokenIds
-from warmers.prefixes import Engine, Messages, RenderOptions
+from warmers.prefixes import Engine
+from warmers.templates import Messages, RenderOptions
 
 
 class Clock(Protocol):

@@ -166,7 +166,7 @@ def _execute(
     recorded_at = started
     with ThreadPoolExecutor(limits.concurrency, "prefill") as pool:
         try:
-            while run.waiting or run.running or run.unseen or _repair(run, replica, store):
+            while run.waiting or run.running or run.unseen or _repair(run, replica, store, fence):
                 fence.check()
                 _submit(run, replica, pool, limits)
                 if _collect(run, clock, limits) or _watch(run, replica, store, clock):
@@ -252,13 +252,14 @@ def _look_once(run: _Run, store: KVStore) -> bool:
 def _watch(run: _Run, replica: Replica, store: KVStore, clock: Clock) -> bool:
     """Look for chunks that LMCache is writing behind; whether any arrived.
 
-    Past their deadline a few are set aside for a repair. Raises NotWarm when most are late, or late again.
+    Past their deadline a few are set aside for a repair, one at the least. Raises NotWarm when most are late, or late
+    again.
     """
     if not run.unseen:
         return False
     arrived = _look_once(run, store)
     late = [chunk for chunk, deadline in run.unseen.items() if clock.now() > deadline]
-    if late and (run.repairing or len(run.lost) + len(late) > len(run.seen)):
+    if late and (run.repairing or len(run.lost) + len(late) > max(1, len(run.seen))):
         raise _not_warm(run, replica, late)
     for chunk in late:
         del run.unseen[chunk]
@@ -266,10 +267,11 @@ def _watch(run: _Run, replica: Replica, store: KVStore, clock: Clock) -> bool:
     return arrived
 
 
-def _repair(run: _Run, replica: Replica, store: KVStore) -> bool:
+def _repair(run: _Run, replica: Replica, store: KVStore, fence: Fence) -> bool:
     """When all else is done, put steps for the lost chunks into the run, once; whether there were any."""
     if run.repairing or not run.lost:
         return False
+    fence.check()
     first = len(run.plan.steps)
     run.plan, run.repairing = with_repairs(run.plan, run.lost), True
     run.waiting += range(first, len(run.plan.steps))

@@ -13,8 +13,9 @@ from warmers.errors import EngineMismatch
 from warmers.fleet import DaemonIdentity, EngineIdentity, Fleet, require_match
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows
-from warmers.prefixes import Prefix, Template, common_start
+from warmers.prefixes import Prefix, common_start
 from warmers.presence import KVStore, look
+from warmers.templates import Template
 
 State = Literal["present", "missing", "expired", "wrong size"]
 """Expired: missing, and the ledger has it warmed a TTL ago or longer."""

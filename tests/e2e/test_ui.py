@@ -67,14 +67,16 @@ def server(seen, tmp_path_factory):
     argv = [sys.executable, "-m", "dagster_webserver", "-w", "workspace.yaml", "-h", "127.0.0.1", "-p", url[17:]]
     with (tmp_path_factory.mktemp("web") / "web.log").open("wb") as log:
         web = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
-        deadline = seen.clock.now() + 90
-        while not _answers(url):
-            assert web.poll() is None
-            assert seen.clock.now() < deadline
-            seen.clock.sleep(0.25)
-        yield url
-        os.killpg(web.pid, signal.SIGTERM)
-        web.wait(30)
+        try:
+            deadline = seen.clock.now() + 90
+            while not _answers(url):
+                assert web.poll() is None
+                assert seen.clock.now() < deadline
+                seen.clock.sleep(0.25)
+            yield url
+        finally:
+            os.killpg(web.pid, signal.SIGTERM)
+            web.wait(30)
 
 
 def _answers(url):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
@@ -60,6 +61,22 @@ def s3_uri(s3_endpoint, monkeypatch):
     bucket = f"wf-{uuid4().hex[:12]}"
     boto3.client("s3").create_bucket(Bucket=bucket)
     return f"s3://{bucket}/state"
+
+
+@pytest.fixture
+def s3_away(s3_uri, monkeypatch):
+    """While the block lasts, nobody answers where the S3 API was."""
+    from s3fs import S3FileSystem
+
+    @contextmanager
+    def away():
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+            S3FileSystem.clear_instance_cache()
+            yield
+        S3FileSystem.clear_instance_cache()
+
+    return away
 
 
 @pytest.fixture

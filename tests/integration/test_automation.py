@@ -11,9 +11,13 @@ import dagster as dg
 import pytest
 from fakes import FakedWorkspace, MovableClock
 
+from assets.tags import FLEET_TAG, PROCESS_TAG
+from pipelines import sensors
 from pipelines.definitions import build_defs
-from pipelines.runs import FLEET_TAG, PROCESS_TAG, instance_directory, open_instance
-from pipelines.sensors import CURSOR_VERSION
+from pipelines.look import CURSOR_VERSION, MAX_REPEATS, PATIENCE
+from pipelines.runs import PAUSES_S, instance_directory, open_instance
+from resources.proc import identity_of
+from warmers.errors import EngineUnavailable
 
 CHAT = "You help customers. " * 5
 
@@ -184,6 +188,132 @@ def test_a_file_that_is_being_written_is_left_to_the_next_tick(settled, prompts,
     assert settled.tick() == []
 
 
+def test_a_file_that_is_always_being_written_holds_its_fleet_up_for_a_while_and_another_kind_not_at_all(
+    settled, prompts, workspace
+):
+    workspace.clock.ahead = 0.0
+    (prompts / "support.md").write_text(CHAT + "It was edited.")
+    os.utime(prompts / "support.md", (1, 1))
+    (prompts / "server.log").write_text("no template")
+    assert settled.tick() == ["chat"]
+    (prompts / "sales.md").write_text(CHAT + "It was edited too.")
+    os.utime(prompts / "sales.md", (1, 1))
+    for number in range(PATIENCE):
+        (prompts / "restless.md").write_text(f"Number {number} is written now. " * 4)
+        assert settled.tick() == []
+        assert "restless.md is being written" in settled.said
+    (prompts / "restless.md").write_text("And now. " * 8)
+    assert settled.tick() == ["chat"]
+    assert settled.requests[0].tags["warmfront/because"] == "changed: sales"
+    workspace.clock.ahead = 60.0
+    assert settled.tick() == []  # the run has read it
+    assert "restless" in labels(workspace)
+
+
+def test_a_run_that_failed_for_a_reason_that_may_pass_is_asked_for_again_a_few_times(settled, prompts, workspace):
+    def away(number):
+        raise EngineUnavailable("prefilling", seen="HTTP 503", do="Look at its log.")
+
+    workspace.engine.on_prefill = away
+    (prompts / "support.md").write_text(CHAT + "The engine is away for a while.")
+    assert settled.tick() == ["chat"]
+    for pause in PAUSES_S:
+        assert settled.tick() == []
+        workspace.clock.ahead += pause + 10
+        assert settled.tick() == ["chat"]
+        assert "may have passed" in settled.requests[0].tags["warmfront/because"]
+    workspace.clock.ahead += 86400
+    assert settled.tick() == []
+    (prompts / "support.md").write_text(CHAT + "Somebody edits it.")
+    assert settled.tick() == ["chat"]
+    workspace.engine.on_prefill = lambda _: None
+    settled.execute(settled.requests[0])
+    assert settled.tick() == []
+
+
+def test_a_run_that_read_a_version_between_is_followed_by_one_for_what_is_there(settled, prompts, workspace):
+    first, path = CHAT + "This is version B of it.", prompts / "support.md"
+    path.write_text(first)
+    stamp = (1e9, 1e9)
+    os.utime(path, stamp)
+    assert settled.tick(execute=False) == ["chat"]
+    waiting = settled.requests[0]
+    path.write_text(CHAT + "And this is version C.")
+    settled.execute(waiting)
+    path.write_text(first)
+    os.utime(path, stamp)
+    assert settled.tick() == ["chat"]
+    assert [settled.tick() for _ in range(2)] == [[], []]
+    assert workspace.state.document("chat", "proof")["verdict"] == "proven"
+    assert workspace.state.latest("chat", "prefixes")["templates"] == workspace.state.listing("chat").digest
+    for _ in range(MAX_REPEATS + 2):  # something is wrong with how a run reads: that ends, too
+        workspace.state.save_prefixes("chat", workspace.state.prefixes("chat"), {"templates": "other"})
+        settled.tick(execute=False)
+    assert settled.tick(execute=False) == []
+
+
+def test_what_a_run_reads_is_what_the_sensor_saw_though_a_file_is_broken(settled, prompts, workspace):
+    (prompts / "sales.md").write_bytes(b"\xff")
+    (prompts / "support.md").write_text(CHAT + "This was edited.")
+    assert settled.tick() == ["chat"]
+    assert workspace.state.latest("chat", "prefixes")["templates"] == workspace.state.listing("chat").digest
+    settled.cursors.clear()
+    assert settled.tick() == []
+
+
+def test_an_error_that_nobody_thought_of_stops_no_other_fleet(settled, prompts, workspace, monkeypatch):
+    look = type(workspace).prompts
+
+    def prompts_of(self, name):
+        if name == "chat":
+            raise ZeroDivisionError("of chat")
+        return look(self, name)
+
+    latest = type(workspace.state).latest
+    monkeypatch.setattr(type(workspace), "prompts", prompts_of)
+    (prompts.parent / "other" / "only.md").write_text("Another prompt for them. " * 4)
+    assert settled.tick() == ["other"]
+    monkeypatch.undo()
+    (prompts / "support.md").write_text(CHAT + "Seen once that is over.")
+    assert settled.tick() == ["chat"]
+
+    def latest_of(self, fleet, kind):
+        if fleet == "chat":
+            raise ZeroDivisionError("of chat")
+        return latest(self, fleet, kind)
+
+    monkeypatch.setattr(type(workspace.state), "latest", latest_of)
+    assert settled.tick("clock_turned") == []
+
+
+def test_a_tick_whose_time_is_up_goes_on_with_the_next(settled, prompts, monkeypatch):
+    monkeypatch.setattr(sensors, "BUDGET_S", 0.0)
+    for path in (prompts / "support.md", prompts.parent / "other" / "only.md"):
+        path.write_text(CHAT + "Both fleets were edited.")
+    assert settled.tick() == ["chat"]
+    (prompts / "support.md").write_text(CHAT + "And this one all the time.")
+    assert settled.tick() == ["other"]
+    assert settled.tick() == ["chat"]
+
+
+def test_nothing_is_read_while_a_run_is_under_way(settled, prompts, workspace, monkeypatch):
+    settled.instance.create_run_for_job(
+        settled.definitions.resolve_job_def("warm"), tags={FLEET_TAG: "chat", "dagster/partition": "chat"}
+    )
+    (prompts / "support.md").write_text(CHAT + "It waits.")
+    monkeypatch.setattr(type(workspace.prompts("chat")), "look", lambda *_: 1 / 0)
+    assert settled.tick() == []
+    assert "still waiting or under way" in settled.said
+
+
+def test_every_run_says_which_process_executes_it(settled):
+    runs = settled.instance.get_runs()
+    assert {run.job_name for run in runs} == {"warm"}
+    assert {run.tags.get(PROCESS_TAG) for run in runs} == {identity_of(os.getpid())}
+    settled.execute(dg.RunRequest(job_name="read_templates", tags={"dagster/partition": "chat"}))
+    assert settled.instance.get_runs(limit=1)[0].tags[PROCESS_TAG] == identity_of(os.getpid())
+
+
 def test_changes_gather_while_a_run_is_under_way(settled, prompts):
     (prompts / "support.md").write_text(CHAT + "One thing.")
     assert settled.tick(execute=False) == ["chat"]
@@ -314,7 +444,7 @@ def test_a_clock_is_warmed_as_it_reads_now_and_again_after_it_turned(settled, pr
     assert settled.tick() == []
 
 
-def test_templates_in_a_bucket(settled, workspace_file, s3_uri):
+def test_templates_in_a_bucket(settled, workspace_file, s3_uri, s3_away):
     import boto3
 
     bucket = s3_uri.removeprefix("s3://").partition("/")[0]
@@ -344,6 +474,11 @@ def test_templates_in_a_bucket(settled, workspace_file, s3_uri):
     put("docs/manual.txt", "Turn it off and on again, twice. " * 4)
     assert days.tick() == ["chat"]
     assert days.requests[0].tags["warmfront/because"] == "changed: rag/manual"
+    (workspace_file.parent / "other" / "only.md").write_text("Another prompt for them. " * 4)
+    with s3_away():
+        assert days.tick() == ["other"]  # and what is in the bucket is away, not gone
+        assert "listing the templates in s3://" in days.readable("chat").description
+    assert days.tick() == []
     put("rag.json", "{")
     assert days.tick() == []
     assert "rag.json" in days.readable("chat").description

@@ -1,5 +1,6 @@
 """The job on an ephemeral Dagster instance: real Valkey, real state, a fake engine at the Protocol seam."""
 
+import inspect
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from fakes import CHUNK, FakedWorkspace
 from pipelines.definitions import build_defs
 from resources.leases import StateLease
 from resources.workspace import Workspace
+from warmers.errors import StoreUnavailable
 
 
 @pytest.fixture
@@ -103,6 +105,24 @@ def test_evicted_chunks_fail_the_blocking_check_before_the_proof(run, valkey):
     assert not checks(result)["every_chunk_present"].passed
     assert "Warm again" in checks(result)["every_chunk_present"].description
     assert not result.asset_materializations_for_node("hit_rate")
+
+
+@pytest.mark.parametrize("step", ["warm_plan", "warm_chunks_every_chunk_present"])
+def test_a_step_that_fails_for_a_moment_is_tried_once_more(run, step, monkeypatch):
+    plan, failed = FakedWorkspace.plan, []
+
+    def failing(self, fleet, prefixes):
+        callers = {frame.function for frame in inspect.stack()}
+        if step.removeprefix("warm_chunks_") in callers and not failed:
+            failed.append(step)
+            raise StoreUnavailable("asking Valkey", seen="no answer", do="Try again.")
+        return plan(self, fleet, prefixes)
+
+    monkeypatch.setattr(FakedWorkspace, "plan", failing)
+    result = run()
+    assert failed
+    assert result.success
+    assert [event.step_key for event in result.all_events if event.event_type_value == "STEP_RESTARTED"] == [step]
 
 
 def test_a_cap_leaves_the_rest_to_the_next_run_and_proves_nothing_that_is_not_whole(run, workspace_file):

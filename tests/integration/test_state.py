@@ -8,13 +8,17 @@ import pytest
 from fakes import DictStore, make_fleet, make_prefix, words
 
 from resources.leases import StateLease
+from resources.local_objects import LocalObjects
 from resources.state import COMPACT_AT, KEEP, open_state
 from resources.workspace import SystemClock
+from warmers.changes import Entry, Listing, SourceFile
 from warmers.errors import ConfigError, LeaseHeld, LeaseLost, StateUnavailable
 from warmers.ledger import rows_of
 from warmers.plan import plan_warm
-from warmers.prefixes import Failed, PrefixSet, Variation
+from warmers.prefixes import PrefixSet
 from warmers.presence import look
+from warmers.templates import Failed
+from warmers.variations import Variation
 
 
 @pytest.fixture(params=["directory", "s3"])
@@ -118,6 +122,20 @@ def test_a_lease_excludes_renews_and_hands_on_a_higher_number(state):
             third.check()
 
 
+def test_a_renewal_whose_answer_was_lost_is_no_lost_lease(tmp_path):
+    class Lossy(LocalObjects):
+        def replace(self, path, content, version):
+            written = super().replace(path, content, version)
+            renewals.append(written)
+            return written and len(renewals) != 2
+
+    renewals = []
+    with StateLease(Lossy(tmp_path), SystemClock()).hold("ns", 0.6) as fence:
+        assert not fence.lost.wait(1.5)
+        fence.check()
+    assert len(renewals) > 3
+
+
 def test_a_dead_holders_lease_expires(state):
     state.objects.write("namespaces/ns/lease.json", b'{"holder": "dead", "fence": 4, "expires_at": 1.0}')
     with StateLease(state.objects, SystemClock()).hold("ns", 5) as fence:
@@ -140,3 +158,26 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path, s3_uri):
         open_state("s3://no-such-bucket-here/x").objects.write("a", b"x")
     with pytest.raises(ConfigError, match="ftp"):
         open_state("ftp://host/x")
+
+
+def test_an_s3_that_is_away_says_so_whatever_is_asked(s3_uri, s3_away):
+    calls = (
+        lambda o: o.read("a"),
+        lambda o: o.write("a", b"x"),
+        lambda o: o.replace("a", b"x", None),
+        lambda o: o.list("a"),
+        lambda o: o.delete("a"),
+        lambda o: o.stamps(),
+    )
+    with s3_away():
+        for call in calls:
+            with pytest.raises(StateUnavailable, match="EndpointConnectionError"):
+                call(open_state(s3_uri).objects)
+
+
+def test_a_listing_of_another_format_is_looked_at_anew(state):
+    listing = Listing({"a": Entry("a.md", "1")}, {"b.md": "why"}, {"a.md": SourceFile("s", ("docs/x",))})
+    state.save_listing("chat", listing)
+    assert state.listing("chat") == listing
+    state.point("chat", "templates", b'{"templates": {"a": ["a.md"]}}', ".json", {"digest": "d"})
+    assert state.listing("chat") == Listing()

@@ -274,3 +274,18 @@ def test_why_imports_no_dagster(case, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nearest to agent" in done.stdout
     assert "78 of 78 keys are in L2" in done.stdout
+
+
+def test_a_fleet_whose_valkey_has_a_password_is_explained_too(case, valkey, tmp_path):
+    valkey.client.execute_command("ACL", "SETUSER", "reader", "on", ">s3cret", "~*", "+@all")
+    settings = json.loads(case.workspace.path.read_text())
+    settings["fleets"][0]["l2"] |= {"username": "reader", "password_env": "WF_VALKEY_PASSWORD"}
+    config = case.workspace.path.with_name("with_password.yaml")
+    config.write_text(json.dumps(settings))
+    (tmp_path / "request.json").write_text(json.dumps(case.request))
+    environment = {**os.environ, "WARMFRONT_CONFIG": str(config), "WF_VALKEY_PASSWORD": "s3cret"}
+    argv = [sys.executable, "-m", "pipelines.cli"]
+    for command in (("why", str(tmp_path / "request.json")), ("plan",)):
+        done = subprocess.run([*argv, *command], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "s3cret" not in done.stdout + done.stderr

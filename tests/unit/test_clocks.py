@@ -1,4 +1,6 @@
+from dataclasses import replace
 from datetime import datetime
+from math import inf
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -6,7 +8,7 @@ import pytest
 from resources.clocks import next_turn, present
 from resources.placeholders import Fillings
 from warmers.fleet import KVShape, Model
-from warmers.prefixes import Template
+from warmers.templates import RenderOptions, Template
 
 UTC = ZoneInfo("UTC")
 NOW = datetime(2026, 3, 4, 10, 20, 30, tzinfo=UTC)  # a Wednesday
@@ -21,27 +23,30 @@ NOW = datetime(2026, 3, 4, 10, 20, 30, tzinfo=UTC)  # a Wednesday
         ("week %V", datetime(2026, 3, 9, tzinfo=UTC)),
         ("%B %Y", datetime(2026, 4, 1, tzinfo=UTC)),
         ("%Y", datetime(2027, 1, 1, tzinfo=UTC)),
-        ("%H:%M", None),
-        ("%S", None),
-        ("%M", None),
-        ("no clock", None),
+        ("%H:%M", NOW),
+        ("%S", NOW),
+        ("%M", NOW),
     ],
 )
 def test_when_a_clock_turns(form, turn):
-    assert next_turn(lambda at: at.strftime(form), NOW) == turn
+    assert next_turn(lambda at: at.strftime(form), NOW) == turn.timestamp()
+
+
+def test_a_text_without_a_clock_never_turns():
+    assert next_turn(lambda at: "no clock", NOW) == inf
 
 
 def test_midnight_is_that_of_the_zone():
     berlin = ZoneInfo("Europe/Berlin")
     turn = next_turn(lambda at: at.strftime("%d"), NOW.astimezone(berlin))
-    assert turn.timestamp() == datetime(2026, 3, 4, 23, tzinfo=UTC).timestamp()
+    assert turn == datetime(2026, 3, 4, 23, tzinfo=UTC).timestamp()
 
 
 def test_a_date_that_turns_within_the_minute_still_turns_at_midnight():
     late = datetime(2026, 3, 4, 23, 59, 30, tzinfo=UTC)
-    assert next_turn(lambda at: at.strftime("%d"), late) == datetime(2026, 3, 5, tzinfo=UTC)
-    last_second = late.replace(second=59)
-    assert next_turn(lambda at: at.strftime("%d"), last_second) == datetime(2026, 3, 5, tzinfo=UTC)
+    midnight = datetime(2026, 3, 5, tzinfo=UTC).timestamp()
+    assert next_turn(lambda at: at.strftime("%d"), late) == midnight
+    assert next_turn(lambda at: at.strftime("%d"), late.replace(second=59)) == midnight
 
 
 def model(chat_template):
@@ -68,3 +73,16 @@ def test_a_template_is_also_taken_as_it_reads_now_until_the_first_of_its_clocks_
     assert [t.label for t in dated] == ["daily@now", "hourly@now", "none@now"]
     assert dated[1].turns_at == plain[1].turns_at
     assert list(present([daily, none], model(CHAT.replace("%s", "strftime_now('%M')")), NOW)) == []
+
+
+def test_a_chat_template_that_shows_its_clock_with_tools_alone_or_refuses_a_lone_question():
+    with_tools = "{% if tools %}{{ strftime_now('%d') }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    plain = clocked("plain", "no clock")
+    tools = replace(plain, name="tools", options=RenderOptions(tools=({"type": "function"},)))
+    daily = clocked("daily", "{{ strftime_now('%d') }}")
+    assert [t.label for t in present([plain, tools, daily], model(with_tools), NOW)] == ["tools@now", "daily@now"]
+    strict = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system prompt') }}{% endif %}" + CHAT
+    ).replace("%s", "strftime_now('%d')")
+    lone = replace(plain, name="lone", renderings=Fillings([{"role": "user", "content": "Hi"}], {}, {}))
+    assert [t.label for t in present([lone, plain], model(strict), NOW)] == ["plain@now"]

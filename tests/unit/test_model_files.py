@@ -4,7 +4,7 @@ import pytest
 
 from resources.model_files import clock_texts, read_model
 from warmers.errors import ConfigError, TemplateError
-from warmers.prefixes import RenderOptions
+from warmers.templates import RenderOptions
 
 CONFIG = {"num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
 MESSAGES = [{"role": "system", "content": "hi"}]

@@ -3,19 +3,9 @@ import pytest
 from fakes import CHUNK, DictStore, FakeEngine, make_fleet
 
 from warmers.errors import TemplateError
-from warmers.prefixes import (
-    Failed,
-    Prefix,
-    PrefixSet,
-    RenderOptions,
-    Template,
-    Variation,
-    common_start,
-    find_prefix,
-    find_prefixes,
-    mismatches,
-    varying_lines,
-)
+from warmers.prefixes import Prefix, PrefixSet, common_start, find_prefix, find_prefixes, mismatches
+from warmers.templates import Failed, RenderOptions, Template
+from warmers.variations import Variation, varying_lines
 
 LONG = "You are a helper of few words. " * 3
 

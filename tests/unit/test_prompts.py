@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -6,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resources.objects import LocalObjects
-from resources.prompts import PromptSource
-from warmers.prefixes import varying_lines
+from resources.local_objects import LocalObjects
+from resources.prompts import NOTHING, PromptSource
+from warmers.variations import varying_lines
 
 SAMPLES = Path("deploy/local/prompts")
 CHAT = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{{ question }}"}]}
@@ -16,11 +18,11 @@ CHAT = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user",
 
 @pytest.fixture
 def read(tmp_path):
-    def read(**files):
+    def read(before=NOTHING, **files):
         for name, content in files.items():
             path = tmp_path / name.replace("__", ".")
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return PromptSource(LocalObjects(tmp_path)).read()
+        return PromptSource(LocalObjects(tmp_path)).read(before)
 
     return read
 
@@ -97,6 +99,22 @@ def test_every_placeholder_varies_whatever_its_probes(read):
         ("e__json", json.dumps({**CHAT, "salt": "a@b"}), "salt"),
         ("e__json", json.dumps({**CHAT, "adapter": "legal"}), "LoRA adapters cannot be warmed yet"),
         ("e__json", json.dumps({**CHAT, "name": "good"}), "its name 'good' is that of"),
+        ("e__json", json.dumps({**CHAT, "name": "a/b"}), "name: 'a/b' has a / in it"),
+        ("e__json", json.dumps({**CHAT, "name": "good@now"}), "ends in .candidate or @now"),
+        ("e__json", json.dumps({**CHAT, "name": "good.candidate"}), "ends in .candidate or @now"),
+        ("e__json", json.dumps({**CHAT, "contexts": [{"name": "c", "documents": [{"url": "x"}]}]}), "a document with"),
+        # What Python says of these is nobody's concern; that other files are read is.
+        ("e__json", r'{"messages": [{"role": "user", "content": "\ud83d"}]}', "UnicodeEncodeError"),
+        ("e__yaml", f"messages: {CHAT['messages']}\nprobes: {{2026-01-01: x}}", "probes"),
+        ("e__yaml", f"messages: {CHAT['messages']}\nprobes: {{a: {{2026-01-01: x}}}}", "TypeError"),
+        ("e__yaml", f"messages: {CHAT['messages']}\ntools: [{{day: 2026-01-01}}]", "tools: not what JSON can say"),
+        ("e__yaml", f"messages: {CHAT['messages']}\ntools: [{{price: .nan}}]", "tools: not what JSON can say"),
+        ("e__yaml", f"messages: {CHAT['messages']}\nprobes: {{a: &x [*x]}}", "ValueError"),
+        (
+            "e__json",
+            json.dumps({"messages": [{"role": "user", "content": "{{ " + "(" * 400 + "x" + ")" * 400 + " }}"}]}),
+            "nested too deeply",
+        ),
     ],
 )
 def test_a_bad_file_is_reported_and_harms_no_other(read, name, content, named):
@@ -126,3 +144,102 @@ def test_the_samples_are_what_the_readme_says():
     one, two = contents(by_label["release_notes"])[0], contents(by_label["review_summary"])[0]
     assert one == two
     assert any("Today is" in v.values[0] for v in varying_lines(by_label["dated_assistant"].renderings))
+
+
+def test_a_name_stays_with_the_file_that_had_it(read, tmp_path):
+    before = read(z_old__json=json.dumps({**CHAT, "name": "support"})).listing
+    both = read(before, a_new__json=json.dumps({**CHAT, "name": "support", "salt": "s"}))
+    assert [(t.source, t.salt) for t in both.templates] == [("z_old.json", "")]
+    assert [f.source for f in both.failed] == ["a_new.json"]
+    assert "is that of z_old.json" in both.failed[0].reason
+    broken = read(both.listing, z_old__json="{")  # its last good version is in force, and so is its name
+    assert [f.source for f in broken.failed] == ["a_new.json", "z_old.json"]
+    renamed = read(both.listing, z_old__json=json.dumps({**CHAT, "name": "sales"}))
+    assert sorted((t.name, t.source) for t in renamed.templates) == [("sales", "z_old.json"), ("support", "a_new.json")]
+
+
+def test_a_look_reads_what_changed_and_agrees_with_reading_everything(tmp_path):
+    class Counting(LocalObjects):
+        def read(self, path):
+            reads.append(path)
+            return super().read(path)
+
+    def look():
+        nonlocal before
+        reads.clear()
+        files = source.stamps()
+        changed = source.changed(before, files)
+        if changed:
+            before = source.look(before, files, changed)
+        assert before.templates.keys() == source.read(before).listing.templates.keys() | kept
+        read = sorted(reads[: len(reads) - everything])
+        return sorted(changed), read
+
+    reads, before, kept = [], NOTHING, set()
+    source = PromptSource(Counting(tmp_path))
+    rag = {"messages": [{"role": "user", "content": "{{ context }} {{ question }}"}]}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "one.txt").write_text("ONE")
+    (tmp_path / "rag.json").write_text(json.dumps({**rag, "contexts": [{"name": "one", "file": "docs/one.txt"}]}))
+    (tmp_path / "plain.md").write_text("Hello.")
+    everything = 3
+    assert look() == (["plain.md", "rag.json"], ["docs/one.txt", "plain.md", "rag.json"])
+    assert look() == ([], [])
+    (tmp_path / "docs" / "one.txt").write_text("ONE and more")
+    (tmp_path / "docs" / "other.txt").write_text("nobody names it")
+    digest = before.digest
+    assert look() == (["rag.json"], ["docs/one.txt", "rag.json"])
+    assert before.digest != digest
+    (tmp_path / "docs" / "one.txt").unlink()
+    everything, kept = 2, {"rag", "rag/one"}
+    assert look() == (["rag.json"], ["rag.json"])
+    assert "no file docs/one.txt" in before.broken["rag.json"]
+    assert look() == ([], [])
+    (tmp_path / "docs" / "one.txt").write_text("ONE")
+    everything, kept = 3, set()
+    assert look() == (["rag.json"], ["docs/one.txt", "rag.json"])
+    assert not before.broken
+    (tmp_path / "plain.md").unlink()
+    everything = 2
+    assert look() == (["plain.md"], [])
+    assert set(before.templates) == {"rag", "rag/one"}
+
+
+def test_what_changes_while_it_is_read_is_not_taken_half_written(tmp_path):
+    class Written(LocalObjects):
+        def read(self, path):
+            found = super().read(path)
+            if path == "a.md":
+                (tmp_path / "a.md").write_text(found[0].decode() + " and more")
+            return found
+
+    (tmp_path / "a.md").write_text("Half")
+    (tmp_path / "b.md").write_text("Whole.")
+    source, files = PromptSource(Written(tmp_path)), PromptSource(LocalObjects(tmp_path)).stamps()
+    seen = source.look(NOTHING, files, source.changed(NOTHING, files))
+    assert set(seen.templates) == {"b"}
+    assert not seen.broken
+    assert set(source.changed(seen, source.stamps())) == {"a.md"}
+    read = source.read(seen)
+    assert [t.name for t in read.templates] == ["b"]
+    assert "while it was read" in read.failed[0].reason
+
+
+def test_a_circle_of_links_and_a_folder_that_goes_away_cost_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "a.md").write_text("Whole.")
+    (tmp_path / "circle.md").symlink_to("circle.md")
+    (tmp_path / "linked.md").symlink_to("a.md")
+    (tmp_path / "out.md").symlink_to("/etc/hostname")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "one.txt").write_text("ONE")
+    source = PromptSource(LocalObjects(tmp_path))
+    assert set(source.stamps()) == {"a.md", "linked.md", "docs/one.txt"}
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("docs"):
+            shutil.rmtree(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert set(source.stamps()) == {"a.md", "linked.md"}

@@ -8,9 +8,9 @@ from warmers.fleet import ProofFloors
 from warmers.ledger import Rows, merge, rows_of
 from warmers.observation import observe, sample_ids
 from warmers.plan import plan_warm
-from warmers.prefixes import RenderOptions, Template
 from warmers.presence import look
 from warmers.proof import choose, judge, proven_chunks
+from warmers.templates import RenderOptions, Template
 
 
 def scene(*texts, dtype="float32"):

@@ -97,6 +97,26 @@ def test_a_store_that_was_lost_is_made_good_within_the_run():
     assert len(bench.journal.rows()) == 6
 
 
+def test_the_only_chunk_of_a_run_is_made_good_too():
+    bench = Bench("a")
+    losing(bench, 0, times=1)
+    assert bench.warm().repaired_chunks == 1
+    assert bench.plan().missing_chunks == 0
+
+
+def test_who_has_lost_the_lease_deletes_nothing_for_a_repair():
+    class Lost(FreeFence):
+        def check(self):
+            if bench.plan().missing_chunks <= 1 and bench.clock.time > 1_000.5:
+                raise LeaseLost("writing", seen="another run", do="Run again.")
+
+    bench = Bench("abcd")
+    losing(bench, 1, times=1)
+    bench.store.delete = lambda keys: pytest.fail("it was deleted all the same")
+    with pytest.raises(LeaseLost):
+        bench.warm(Lost())
+
+
 def test_a_store_that_is_lost_again_and_again_is_an_error_and_the_rest_is_kept():
     bench = Bench("abcd", "abx", "q")
     losing(bench, 1, times=9)

@@ -7,7 +7,7 @@ from fakes import CHUNK, DictStore, make_fleet, make_prefix, words
 from warmers.divergence import Captured, first_divergence
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows
-from warmers.prefixes import RenderOptions, Template
+from warmers.templates import RenderOptions, Template
 from warmers.why import explain
 
 
