@@ -145,7 +145,7 @@ ROWS = [
         ("reading template bad.json", "ZeroDivisionError"),
     ),
     template("bad.md", "Word. " * 2000, ("rendering template 'bad'", "the model's context is")),
-    template("bad.json", json.dumps({**MESSAGES, "name": "sales"}), ("template sales.md", "is that of bad.json")),
+    template("bad.json", json.dumps({**MESSAGES, "name": "sales"}), ("template bad.json", "is that of sales.md")),
 ]
 
 
