@@ -210,8 +210,13 @@ def test_a_file_that_is_always_being_written_holds_its_fleet_up_for_a_while_and_
     assert "restless" in labels(workspace)
 
 
-def test_a_run_that_failed_for_a_reason_that_may_pass_is_asked_for_again_a_few_times(settled, prompts, workspace):
+@pytest.mark.parametrize("interrupted", [False, True], ids=["engine away", "service restarted"])
+def test_a_run_that_failed_for_a_reason_that_may_pass_is_asked_for_again_a_few_times(
+    settled, prompts, workspace, interrupted
+):
     def away(number):
+        if interrupted:
+            raise dg.DagsterExecutionInterruptedError
         raise EngineUnavailable("prefilling", seen="HTTP 503", do="Look at its log.")
 
     workspace.engine.on_prefill = away
