@@ -21,7 +21,7 @@ SETTLE_S = 2.0
 PATIENCE = 4
 """Ticks that one such file may hold up the others of its fleet."""
 MAX_REPEATS = 3
-"""Runs asked for again with nothing changed."""
+"""Runs asked for because the one before read other templates; more would mean that it never reads these."""
 
 
 @dataclass
@@ -64,8 +64,11 @@ class Look:
             now = replace(now, repeats=0)
             if not self._is_warm(seen):
                 return self._ask("warm", seen, str(compare(before, seen)) or "templates changed", now)
-        elif now.repeats < MAX_REPEATS and (because := self._unfulfilled(seen)):
-            return self._ask("warm", seen, because, replace(now, repeats=now.repeats + 1))
+        elif self.runs.may_be_repeated(self.workspace.clock.now()):
+            return self._ask("warm", seen, "the last run failed for a reason that may have passed", now)
+        elif now.repeats < MAX_REPEATS and self._read_otherwise(seen):
+            now = replace(now, repeats=now.repeats + 1)
+            return self._ask("warm", seen, "templates were others while the last run read them", now)
         return self._report(seen, now)
 
     def _is_warm(self, seen: Listing) -> bool:
@@ -75,14 +78,10 @@ class Look:
         warm = prefixes.get("templates") == proof.get("templates") == seen.digest
         return warm and proof.get("verdict") == "proven"
 
-    def _unfulfilled(self, seen: Listing) -> str | None:
-        """Why a run is asked for once more though nothing changed; None: there is no reason to."""
-        if self.runs.may_be_repeated(self.workspace.clock.now()):
-            return "the last run failed for a reason that may have passed"
+    def _read_otherwise(self, seen: Listing) -> bool:
+        """Whether the last run warmed other templates than these: they changed while it waited, and changed back."""
         warmed = (self.workspace.state.latest(self.fleet, "prefixes") or {}).get("templates")
-        if warmed != seen.digest and self.runs.last_succeeded():
-            return "templates were others while the last run read them"
-        return None
+        return warmed != seen.digest and self.runs.last_succeeded()
 
     def _report(self, seen: Listing, now: Watch) -> Watch:
         """Have the check say what cannot be read, when that is other than last time.

@@ -77,7 +77,7 @@ class Watch:
     waited: int = 0
     """Ticks in a row that waited for somebody to finish writing."""
     repeats: int = 0
-    """Runs asked for again, for one digest."""
+    """Runs asked for again because the one before had read something else."""
 
 
 @dataclass(frozen=True, slots=True)

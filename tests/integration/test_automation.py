@@ -234,6 +234,11 @@ def test_a_run_that_failed_for_a_reason_that_may_pass_is_asked_for_again_a_few_t
     workspace.engine.on_prefill = lambda _: None
     settled.execute(settled.requests[0])
     assert settled.tick() == []
+    workspace.engine.on_prefill = away  # another night, another outage: the count begins anew
+    (prompts / "support.md").write_text(CHAT + "It is away once more.")
+    assert settled.tick() == ["chat"]
+    workspace.clock.ahead += PAUSES_S[0] + 10
+    assert settled.tick() == ["chat"]
 
 
 def test_a_run_that_read_a_version_between_is_followed_by_one_for_what_is_there(settled, prompts, workspace):
