@@ -7,6 +7,7 @@ import dagster as dg
 from assets.partitions import fleets
 from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
 from assets.tags import DATA_VERSION_TAG, tag_process
+from assets.weights import model_weights
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
 
@@ -25,7 +26,7 @@ prompt_templates = dg.AssetSpec(
 
 
 @dg.asset(
-    deps=[prompt_templates],
+    deps=[prompt_templates, model_weights],
     partitions_def=fleets,
     group_name="prompts",
     owners=OWNERS,

@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pipelines.printing import print_explanation, print_plan, print_proof, print_table
-from warmers.errors import ConfigError, RequestError, WarmfrontError
+from warmers.errors import ConfigError, NotStaged, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
     from resources.workspace import Workspace
@@ -32,6 +32,14 @@ FleetName = Annotated[str | None, typer.Option("--fleet", help="A fleet of warmf
 
 
 INTERRUPTED = 130
+
+
+class Depth(StrEnum):
+    """How much a verification reads."""
+
+    sizes = "sizes"
+    sampled = "sampled"
+    full = "full"
 
 
 class Store(StrEnum):
@@ -143,6 +151,36 @@ def why(
 
 
 @app.command()
+def stage(
+    fleet: FleetName = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Send nothing: compare the stage with its manifest.")
+    ] = False,
+    depth: Annotated[Depth | None, typer.Option(help="How much that reads; by default what model.verify says.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a fleet's model into S3, where engines stream it from; send only what is not there."""
+    from pipelines.runs import run_job
+
+    workspace = _workspace()
+    settings = workspace.fleet_settings(fleet)
+    if verify:
+        _verify(workspace, settings.model.name, depth or Depth(settings.model.verify), as_json)
+        return
+    workspace.source(settings.name)  # raises ConfigError before anything is started
+    finished = run_job("stage_weights", settings.name, workspace)
+    current = workspace.stages().current(settings.model.name) if finished.success else None
+    if as_json:
+        _print({"run_id": finished.run_id, "reasons": finished.reasons, "stage": current})
+    else:
+        for reason in finished.reasons:
+            _say(reason)
+        _say(f"{settings.name}: staged {current['digest'][:16]}" if current else f"{settings.name}: not staged")
+    if not finished.success:
+        raise typer.Exit(1)
+
+
+@app.command()
 def warm(fleet: FleetName = None, as_json: Json = False) -> None:
     """Warm a fleet and prove it: render, plan, prefill what is missing, ask a cold replica."""
     _run("warm", fleet, as_json)
@@ -204,6 +242,26 @@ def _run(job: str, fleet: str | None, as_json: bool) -> None:
         _say(f"{name}: {verdict}")
     if verdict != "proven" or not finished.success:
         raise typer.Exit(1)
+
+
+def _verify(workspace: "Workspace", model: str, depth: "Depth", as_json: bool) -> None:
+    """Print what a verification of the current stage finds; exit code 2 where that is anything."""
+    from warmers.verification import verify
+
+    stages = workspace.open_stages()
+    current = stages.current(model)
+    manifest = stages.manifest(model, current["digest"]) if current else None
+    if manifest is None:
+        raise NotStaged(f"verifying the stage of {model}", seen="there is none", do="Run warmfront stage.")
+    verified = verify(manifest, stages, depth.value)
+    if as_json:
+        _print({"digest": manifest.digest, "findings": verified.findings, "read_bytes": verified.read_bytes})
+    else:
+        for finding in verified.findings:
+            _say(finding)
+        _say(f"{model} {manifest.digest[:16]}: {len(verified.findings)} findings, {verified.read_bytes:,} bytes read")
+    if verified.findings:
+        raise typer.Exit(2)
 
 
 def _show_status(workspace: "Workspace", as_json: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import cache, prompts
+from assets import cache, prompts, weights
 from pipelines import jobs, schedules, sensors
 from resources.workspace import Workspace
 
@@ -11,6 +11,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
     """Definitions on a given workspace; tests and the command line bring their own."""
     return dg.Definitions(
         assets=[
+            weights.model_weights,
             prompts.prompt_templates,
             prompts.prompt_prefixes,
             cache.warm_plan,
@@ -18,6 +19,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.hit_rate,
         ],
         asset_checks=[
+            weights.manifest_complete,
             prompts.configuration_is_valid,
             prompts.templates_are_readable,
             prompts.tokens_match_engine,
@@ -27,9 +29,9 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.output_unchanged,
             cache.ttft_speedup_above_floor,
         ],
-        jobs=[jobs.warm, jobs.prove, jobs.read_templates],
+        jobs=[jobs.stage_weights, jobs.warm, jobs.prove, jobs.read_templates],
         schedules=[schedules.nightly_warm],
-        sensors=[sensors.prompt_templates_changed, sensors.clock_turned],
+        sensors=[sensors.prompt_templates_changed, sensors.clock_turned, sensors.model_revision_changed],
         resources={"workspace": workspace},
     )
 

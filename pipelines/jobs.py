@@ -9,6 +9,7 @@ import dagster as dg
 from assets.cache import hit_rate, warm_chunks, warm_plan
 from assets.partitions import fleets
 from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
+from assets.weights import model_weights
 
 NO_RETRY = {"dagster/max_retries": "0"}
 
@@ -18,6 +19,16 @@ warm = dg.define_asset_job(
     | dg.AssetSelection.checks(configuration_is_valid, templates_are_readable),
     description="Render a fleet's templates, plan, prefill what is missing from L2, and prove it on a cold replica. "
     "Safe to run again: what is in L2 already is not computed. Started by two sensors and each night.",
+    partitions_def=fleets,
+    tags=NO_RETRY,
+    executor_def=dg.in_process_executor,
+)
+
+stage_weights = dg.define_asset_job(
+    "stage_weights",
+    selection=dg.AssetSelection.assets(model_weights),
+    description="Copy a fleet's model into S3, verify it, and make it the one that engines stream. Safe to run again: "
+    "what is there is not sent. Started by a sensor when the source has another revision.",
     partitions_def=fleets,
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,

@@ -60,10 +60,12 @@ class Look:
         return self._report(Listing(broken={self.fleet: reason}), self.watch)
 
     def _decide(self, before: Listing, seen: Listing, now: Watch) -> Watch:
-        if seen.digest != self.watch.digest:
+        namespace = self.workspace.fleet(self.fleet).namespace  # raises NotStaged: then there is nothing to warm yet
+        now = replace(now, namespace=namespace)
+        if (seen.digest, namespace) != (self.watch.digest, self.watch.namespace):
             now = replace(now, repeats=0)
-            if not self._is_warm(seen):
-                return self._ask("warm", seen, str(compare(before, seen)) or "templates changed", now)
+            if not self._is_warm(seen, namespace):
+                return self._ask("warm", seen, self._because(before, seen), now)
         elif self.runs.may_be_repeated(self.workspace.clock.now()):
             return self._ask("warm", seen, "the last run failed for a reason that may have passed", now)
         elif now.repeats < MAX_REPEATS and self._read_otherwise(seen):
@@ -71,12 +73,16 @@ class Look:
             return self._ask("warm", seen, "templates were others while the last run read them", now)
         return self._report(seen, now)
 
-    def _is_warm(self, seen: Listing) -> bool:
+    def _because(self, before: Listing, seen: Listing) -> str:
+        other = seen.digest == self.watch.digest
+        return str(compare(before, seen)) or ("weights or engine changed" if other else "templates changed")
+
+    def _is_warm(self, seen: Listing, namespace: str) -> bool:
         """Whether somebody has warmed and proven exactly this: from the command line, or before there was a cursor."""
         state = self.workspace.state
         prefixes, proof = state.latest(self.fleet, "prefixes") or {}, state.latest(self.fleet, "proof") or {}
         warm = prefixes.get("templates") == proof.get("templates") == seen.digest
-        return warm and proof.get("verdict") == "proven"
+        return warm and (proof.get("verdict"), proof.get("namespace")) == ("proven", namespace)
 
     def _read_otherwise(self, seen: Listing) -> bool:
         """Whether the last run warmed other templates than these: they changed while it waited, and changed back."""

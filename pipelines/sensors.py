@@ -3,6 +3,7 @@
 What counts as a change is decided in `warmers/changes.py`; files are read in `resources/prompts.py`.
 """
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -10,14 +11,15 @@ import dagster as dg
 
 from assets.partitions import fleets
 from assets.tags import BECAUSE_TAG, FLEET_TAG
-from pipelines.jobs import read_templates, warm
+from pipelines.jobs import read_templates, stage_weights, warm
 from pipelines.look import Look, read_cursor, write_cursor
 from pipelines.runs import FleetRuns
 from resources.workspace import Workspace
 from warmers.changes import Watch
-from warmers.errors import ConfigError, SourceUnavailable, WarmfrontError
+from warmers.errors import ConfigError, NotStaged, SourceUnavailable, WarmfrontError
 
 TICK_S = 15
+REVISION_S = 300
 BUDGET_S = 20.0
 """A tick that takes a minute is ended by Dagster, and forgotten: fleets left over are the next tick's first."""
 
@@ -50,6 +52,8 @@ def prompt_templates_changed(
         looks.append(look)
         try:
             cursor.watches[fleet] = look.take()
+        except NotStaged as error:
+            look.notes.append(str(error))
         except (ConfigError, SourceUnavailable) as error:
             cursor.watches[fleet] = look.fail(str(error))
         except WarmfrontError as error:  # the state store is away: nothing is known, so nothing is remembered
@@ -96,3 +100,47 @@ def clock_turned(
             context.log.warning(f"{fleet}: {error}")
         except Exception:  # whatever it is, other fleets have their tick
             context.log.exception(f"looking at the clocks of fleet {fleet!r}")
+
+
+@dg.sensor(
+    job=stage_weights,
+    minimum_interval_seconds=REVISION_S,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Asks for a run of the job stage_weights where a fleet's source has another revision, or other files, "
+    "than its stage was made from. The next tick of prompt_templates_changed then asks for warming the new namespace.",
+)
+def model_revision_changed(
+    context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.SensorResult:
+    """Ask for one run of `stage_weights` for each fleet whose source is another than a run was last asked for."""
+    asked = read_asked(context.cursor)
+    requests = []
+    for fleet in fleets.get_partition_keys():
+        try:
+            if workspace.fleet_settings(fleet).model.source is None:
+                continue
+            seen = workspace.source_digest(fleet)
+        except WarmfrontError as error:
+            context.log.warning(f"{fleet}: {error}")
+            continue
+        except Exception:  # whatever it is, other fleets have their tick
+            context.log.exception(f"looking at the weights of fleet {fleet!r}")
+            continue
+        if asked.get(fleet) != seen and not FleetRuns(context.instance, fleet).unfinished():
+            asked[fleet] = seen
+            requests.append(
+                dg.RunRequest(
+                    run_key=f"{fleet}:stage:{seen}:{workspace.clock.now():.0f}",
+                    partition_key=fleet,
+                    tags={FLEET_TAG: fleet, BECAUSE_TAG: "the source of the weights changed"},
+                )
+            )
+    return dg.SensorResult(run_requests=requests, cursor=json.dumps(asked))
+
+
+def read_asked(cursor: str | None) -> dict[str, str]:
+    """Digests of sources that a run was last asked for, by fleet; empty where there is no cursor, or a broken one."""
+    try:
+        return {str(fleet): str(digest) for fleet, digest in json.loads(cursor or "{}").items()}
+    except (ValueError, AttributeError):
+        return {}

@@ -11,7 +11,7 @@ from typing import Literal
 
 from resources.kv_store import ValkeyStore
 from resources.processes import OnEvent, Processes, Started, free_port
-from warmers.errors import StoreUnavailable
+from warmers.errors import BucketUnavailable, StoreUnavailable
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -61,6 +61,15 @@ class LocalStack:
                 "looking into the embedded Valkey", seen="it does not run", do="Start it: warmfront up."
             )
         return valkey.url
+
+    def s3_url(self) -> str:
+        """The running S3 server's address. Raises BucketUnavailable."""
+        s3 = self.processes.running("s3")
+        if s3 is None:
+            raise BucketUnavailable(
+                "looking into the embedded S3", seen="it does not run", do="Start it: warmfront up."
+            )
+        return s3.url
 
     def down(self) -> list[str]:
         """End everything that was started here; the names of what there was."""

@@ -16,6 +16,7 @@ from warmers.templates import Messages, RenderOptions
 if TYPE_CHECKING:
     from jinja2 import Template as Text
 
+CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -29,11 +30,17 @@ def read_model(directory: Path, served_name: str, served_directory: Path) -> Mod
     The path that replicas serve it under, and so every KV key, carries the digest of the weights:
     `<served_directory>/<16 hex>`, a link that local replicas make.
     """
-    config = _json(directory / "config.json")
-    text = config.get("text_config", config)
     weights = sorted(directory.glob("*.safetensors"))
     if not weights:
         raise ConfigError(f"reading model {directory}", seen="no *.safetensors file", do="Convert the weights.")
+    digest = digest_files([directory / CONFIG, *weights])
+    return describe(directory, served_name, str(served_directory / digest[:16]), digest)
+
+
+def describe(directory: Path, served_name: str, path: str, weights_digest: str, stage_uri: str = "") -> Model:
+    """A model by its files, the weights apart. `path` is the string in KV keys."""
+    config = _json(directory / CONFIG)
+    text = config.get("text_config", config)
     try:
         heads = text["num_attention_heads"]
         shape = KVShape(
@@ -47,16 +54,16 @@ def read_model(directory: Path, served_name: str, served_directory: Path) -> Mod
         ) from None
     # Everything that is neither weights nor their config may shape token ids: tokenizer, added tokens, templates.
     others = (path for path in sorted(directory.iterdir()) if path.is_file() and not path.name.endswith(WEIGHTS))
-    tokenizer = [path for path in others if path.name != "config.json" and path.stat().st_size]
-    digest = digest_files([directory / "config.json", *weights])
+    tokenizer = [path for path in others if path.name != CONFIG and path.stat().st_size]
     return Model(
         served_name=served_name,
-        path=str(served_directory / digest[:16]),
-        weights_digest=digest,
+        path=path,
+        weights_digest=weights_digest,
         tokenizer_digest=digest_files(tokenizer),
         shape=shape,
         chat_template=read_chat_template(directory),
         special_tokens=read_special_tokens(directory),
+        stage_uri=stage_uri,
     )
 
 

@@ -11,30 +11,19 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from resources.config import LocalSettings
 from resources.engine import VllmEngine
 from resources.lmcache import LmcacheDaemon
 from resources.local_stack import HOST, LocalStack
 from resources.processes import InUse, OnEvent, Processes, free_port
+from resources.replica_commands import ENGINE_ENV, LocalWeights, daemon_argv, engine_argv
+from resources.settings import LocalSettings
 from warmers.errors import ConfigError, EngineLost
 from warmers.fleet import DaemonIdentity, Fleet
 from warmers.keys import TokenIds
 from warmers.replica import Counters, Generation, StoreCounts
 from warmers.templates import Messages, RenderOptions
 
-ENGINE_ENV = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache and /server_info; a serving pod never runs so
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "LMCACHE_TRACK_USAGE": "false",
-    "PYTHONHASHSEED": "0",
-    "VLLM_LOGGING_COLOR": "0",
-}
 REGISTER_S = 15.0
 POLL_S = 0.25
 ENGINE_NICE = 10
@@ -86,7 +75,7 @@ class LocalReplicas:
 
     stack: LocalStack
     settings: LocalSettings
-    model_directory: Path
+    weights: LocalWeights
     store_url: str | None = None
     """None: the embedded Valkey, started when it is needed."""
     on_event: OnEvent = print
@@ -196,16 +185,25 @@ class LocalReplicas:
         """Start daemon and engine together and wait for both."""
         for name in ("engine", "daemon"):
             self.processes.stop(name)
-        self._link_model(fleet)
+        if self.weights.directory is not None:
+            self._link_model(fleet, self.weights.directory)
         spec, zmq = self._spec(fleet, store), free_port()
         daemon_url, engine_url = f"http://{HOST}:{free_port()}", f"http://{HOST}:{free_port()}"
         shm = f"warmfront-{os.getpid()}-{zmq}"
         env = {**ENGINE_ENV, "OMP_NUM_THREADS": str(max(1, self.settings.threads // fleet.engine.tensor_parallel))}
         env["VLLM_CPU_KVCACHE_SPACE"] = str(self.settings.kv_space_gb)
         self.processes.start(
-            "daemon", self._daemon_argv(fleet, daemon_url, store, zmq, shm), url=daemon_url, spec=spec, env=env, shm=shm
+            "daemon",
+            daemon_argv(fleet, self.settings, daemon_url, store, zmq, shm),
+            url=daemon_url,
+            spec=spec,
+            env=env,
+            shm=shm,
         )
-        argv = self._engine_argv(fleet, engine_url, zmq)
+        argv = engine_argv(fleet, self.settings, engine_url, zmq)
+        if self.weights.embedded:
+            self.stack.ensure()
+        env |= self.weights.environment(self.stack.s3_url() if self.weights.embedded else "")
         self.processes.start("engine", argv, url=engine_url, spec=spec, env=env, nice=ENGINE_NICE)
         replica = self._replica(fleet, engine_url, daemon_url, fresh=True)
         timeout = self.settings.start_timeout_s
@@ -213,58 +211,11 @@ class LocalReplicas:
         self.processes.wait("engine", replica.engine.healthy, timeout, self.on_event)
         return replica
 
-    def _link_model(self, fleet: Fleet) -> None:
+    def _link_model(self, fleet: Fleet, directory: Path) -> None:
         """Make the model available under the path that carries its digest."""
         link = Path(fleet.model.path)
         link.parent.mkdir(parents=True, exist_ok=True)
         scratch = link.with_name(f".{link.name}.{os.getpid()}")
         scratch.unlink(missing_ok=True)
-        scratch.symlink_to(self.model_directory)
+        scratch.symlink_to(directory)
         scratch.replace(link)
-
-    def _daemon_argv(self, fleet: Fleet, url: str, store: str, zmq: int, shm: str) -> list[str]:
-        valkey = urlsplit(store)
-        adapter = {
-            "type": "valkey",
-            "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
-            "key_prefix": fleet.namespace,
-            "num_workers": 2,
-            "request_timeout": 2.0,
-            "connection_timeout": 2.0,
-            "ttl_seconds": fleet.ttl_s,
-        }
-        return [
-            str(self.settings.engine_python.with_name("lmcache")),
-            *("server", "--host", HOST, "--port", str(zmq)),
-            *("--http-host", HOST, "--http-port", str(urlsplit(url).port)),
-            *("--chunk-size", str(fleet.engine.chunk_tokens), "--hash-algorithm", fleet.engine.hash_algorithm),
-            *("--l1-size-gb", str(self.settings.l1_gb), "--eviction-policy", "LRU"),
-            *("--supported-transfer-mode", "auto", "--shm-name", shm, "--metrics-sample-rate", "1.0"),
-            *("--l2-adapter", json.dumps(adapter)),
-        ]
-
-    def _engine_argv(self, fleet: Fleet, url: str, zmq: int) -> list[str]:
-        connector = {
-            "kv_connector": "LMCacheMPConnector",
-            "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
-            "kv_connector_extra_config": {
-                "lmcache.mp.host": f"tcp://{HOST}",
-                "lmcache.mp.port": zmq,
-                # The interval is also the ping's time-out (lmcache 0.5.6). With the default of 10 s a daemon that
-                # restarts faster hangs vLLM; with 1 s a busy daemon counts as gone, and requests are recomputed.
-                "lmcache.mp.heartbeat_interval": 3.0,
-            },
-        }
-        spec = fleet.engine
-        parallel = ("--tensor-parallel-size", str(spec.tensor_parallel), "--distributed-executor-backend", "mp")
-        return [
-            str(self.settings.engine_python),
-            *("-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(urlsplit(url).port)),
-            *("--model", fleet.model.path, "--served-model-name", fleet.model.served_name),
-            *("--dtype", spec.dtype, "--kv-cache-dtype", spec.kv_cache_dtype, "--block-size", str(spec.block_tokens)),
-            *("--max-model-len", str(spec.max_model_len), "--enforce-eager", "--enable-prompt-tokens-details"),
-            *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-            *(parallel if spec.tensor_parallel > 1 else ()),
-            *("--kv-transfer-config", json.dumps(connector)),
-        ]

@@ -15,22 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from resources.config import FleetSettings, Settings, build_fleet, config_path, load_settings, local_directory
+from resources.config import build_fleet, config_path, load_settings, local_directory
+from resources.settings import FleetSettings, Settings
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
     from resources.kv_store import ValkeyStore
     from resources.local_stack import LocalStack
     from resources.prompts import Prompts, PromptSource
+    from resources.replica_commands import LocalWeights
     from resources.replicas import HttpReplica, LocalReplicas
+    from resources.stages import BucketStages
     from resources.state import StateStore
-    from warmers.fleet import Fleet
+    from warmers.fleet import Fleet, Model
     from warmers.lease import Fence
     from warmers.plan import ChunkTree, WarmPlan
     from warmers.prefixes import Engine, PrefixSet
     from warmers.presence import Presence
+    from warmers.weights import WeightSource
 
 LEASE_TTL_S = 30.0
+EMBEDDED_STAGES = "s3://warmfront"
 
 
 class SystemClock:
@@ -95,10 +100,60 @@ class Workspace:
         return self.settings.fleet(name)
 
     def fleet(self, name: str | None = None) -> "Fleet":
-        """A fleet, with the prefill rate that its last run measured."""
+        """A fleet, with the prefill rate that its last run measured. Raises ConfigError before its model is staged."""
         settings = self.fleet_settings(name)
         last = self.state.latest(settings.name, "warm") or {}
-        return build_fleet(settings, self.local_directory / "served", last.get("tokens_per_s"))
+        return build_fleet(settings, self.model(settings), last.get("tokens_per_s"))
+
+    def model(self, settings: FleetSettings) -> "Model":
+        """What a fleet serves: its directory, or the current stage of its source."""
+        from resources.model_files import read_model
+
+        if settings.model.directory is not None:
+            return read_model(settings.model.directory, settings.model.name, self.local_directory / "served")
+        from resources.staged_models import last_stage, read_stage
+
+        name, directory, cache = settings.model.name, self.local_directory / "stages", self._assets_cache(settings)
+        if self.settings.weights is None and self.stack.processes.running("s3") is None:
+            return last_stage(name, directory, cache)
+        return read_stage(self.stages(), name, directory, cache)
+
+    def stages(self) -> "BucketStages":
+        """Where stages are. Raises BucketUnavailable where that is the embedded stack and it does not run."""
+        from resources.stages import BucketStages
+
+        if self.settings.weights is not None:
+            return BucketStages.at(self.settings.weights)
+        return BucketStages.at(EMBEDDED_STAGES, self.stack.s3_url())
+
+    def open_stages(self) -> "BucketStages":
+        """The same, ready to be written to: the embedded one is started, and its bucket made."""
+        if self.settings.weights is None:
+            with self.stack.processes.locked():
+                self.stack.ensure()
+        stages = self.stages()
+        if self.settings.weights is None:
+            stages.make_bucket()
+        return stages
+
+    def source(self, name: str) -> "WeightSource":
+        """Where the fleet's weights come from. Raises ConfigError where it serves a directory as it is."""
+        from resources.weight_sources import open_source
+
+        settings = self.fleet_settings(name)
+        if settings.model.source is None:
+            raise ConfigError(
+                f"staging the weights of fleet {name!r}",
+                seen="model.directory is served as it is",
+                do="Give model.source instead: a directory, hf://org/name@revision or s3://bucket/prefix.",
+            )
+        return open_source(settings.model.source)
+
+    def source_digest(self, name: str) -> str:
+        """Of a source's files by their versions, unread; 16 hex digits. Raises WeightsError, SourceUnavailable."""
+        source = self.source(name)
+        versions = sorted((file.name, file.bytes, file.version) for file in source.files())
+        return sha256(repr((str(source), source.resolve(), versions)).encode()).hexdigest()[:16]
 
     def prompts(self, name: str) -> "PromptSource":
         """Where the fleet's templates come from."""
@@ -134,7 +189,17 @@ class Workspace:
                 seen="l2.password_env is set, and LMCache's valkey adapter takes a password on its command line only",
                 do="Use a Valkey on loopback without a password for local replicas.",
             )
-        return LocalReplicas(self.stack, self.settings.local, settings.model.directory, settings.l2.url, self.on_event)
+        return LocalReplicas(self.stack, self.settings.local, self._weights(settings), settings.l2.url, self.on_event)
+
+    def _weights(self, settings: FleetSettings) -> "LocalWeights":
+        from resources.replica_commands import LocalWeights
+
+        if settings.model.directory is not None:
+            return LocalWeights(settings.model.directory)
+        return LocalWeights(embedded=self.settings.weights is None, assets_cache=self._assets_cache(settings))
+
+    def _assets_cache(self, settings: FleetSettings) -> str:
+        return settings.model.assets_cache or str(self.local_directory / "assets")
 
     def running(self, fleet: "Fleet") -> "HttpReplica | None":
         """The running local replica of exactly this fleet; None where there is none, or can be none."""

@@ -155,7 +155,7 @@ class FakeEngine:
     def identity(self):
         s = self.fleet.engine
         return EngineIdentity(
-            self.fleet.model.path,
+            self.fleet.model.argument,
             s.vllm,
             s.max_model_len,
             s.dtype,

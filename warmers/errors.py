@@ -3,8 +3,11 @@
 WarmfrontError
 ├── PermanentError            a retry would see the same
 │   ├── ConfigError           a field of warmfront.yaml
+│   │   └── NotStaged         a model whose weights nobody has staged yet
 │   ├── TemplateError         one template file, or what rendering it gave
 │   ├── RequestError          a captured request that is none
+│   ├── WeightsError          a model's files: incomplete, damaged, or not to be loaded
+│   ├── BucketRefused         a bucket of weights: name, permissions, credentials
 │   ├── EngineRefused         the engine or the daemon answered 4xx
 │   └── EngineMismatch        the engine or daemon is not of this fleet's namespace
 └── TransientError            a later try may succeed
@@ -12,7 +15,9 @@ WarmfrontError
     │   └── EngineLost        unreachable, no answer in time, or stuck: asking it again will not help
     ├── StoreUnavailable      L2 does not answer
     ├── StateUnavailable      the state store does not answer
-    ├── SourceUnavailable     a directory or bucket of templates does not answer
+    ├── SourceUnavailable     a source of templates or weights does not answer
+    │   └── SourceChanged     it changed while it was read
+    ├── BucketUnavailable     a bucket of weights does not answer
     ├── LeaseHeld             another writer warms this namespace
     ├── LeaseLost             ours expired, or was taken over
     ├── NotWarm               chunks did not appear in L2 before the deadline
@@ -40,12 +45,24 @@ class ConfigError(PermanentError):
     """A field of warmfront.yaml, or the file itself."""
 
 
+class NotStaged(ConfigError):
+    """A fleet streams its weights, and there is no stage of them yet."""
+
+
 class TemplateError(PermanentError):
     """One template: its file, its placeholders, or what the engine said of its rendering."""
 
 
 class RequestError(PermanentError):
     """A file that holds no chat or completion request."""
+
+
+class WeightsError(PermanentError):
+    """A model's files are incomplete or damaged, or nobody should load them."""
+
+
+class BucketRefused(PermanentError):
+    """A bucket of weights refused: its name, the permissions or the credentials are wrong."""
 
 
 class EngineRefused(PermanentError):
@@ -73,7 +90,15 @@ class StateUnavailable(TransientError):
 
 
 class SourceUnavailable(TransientError):
-    """A fleet's templates cannot be listed."""
+    """A fleet's templates or weights cannot be listed or read."""
+
+
+class SourceChanged(SourceUnavailable):
+    """A file of weights is another one than it was when reading it began."""
+
+
+class BucketUnavailable(TransientError):
+    """A bucket of weights does not answer."""
 
 
 class LeaseHeld(TransientError):

@@ -28,8 +28,8 @@ class KVShape:
 class Model:
     """The model as the fleet serves it.
 
-    `served_name` is what clients put into "model"; `path` is the string that vLLM gets as --model and
-    that LMCache puts into every key, so it has to be the same, to the letter, on every replica.
+    `served_name` is what clients put into "model"; `path` is the string that LMCache puts into every key, so it has to
+    be the same, to the letter, on every replica: the directory that vLLM loads, or the one that it makes for a stage.
     """
 
     served_name: str
@@ -39,6 +39,13 @@ class Model:
     shape: KVShape
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    stage_uri: str = ""
+    """Where replicas stream the weights from; empty where they load a directory, `path`."""
+
+    @property
+    def argument(self) -> str:
+        """What vLLM gets as --model."""
+        return self.stage_uri or self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +178,7 @@ def require_match(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity) 
     """
     spec = fleet.engine
     pairs = [
-        ("vLLM's --model", fleet.model.path, engine.model_path),
+        ("vLLM's --model", fleet.model.argument, engine.model_path),
         ("vLLM's version", spec.vllm, engine.vllm),
         ("vLLM's dtype", spec.dtype, engine.dtype),
         ("vLLM's KV cache dtype", spec.kv_cache_dtype, engine.kv_cache_dtype),

@@ -20,12 +20,15 @@ def say(message: str) -> None:
 
 def main() -> int:
     workspace = Workspace.from_environment(say)
-    fleet = workspace.fleet()
+    settings = workspace.fleet_settings()
     result_file = workspace.local_directory / "demo.json"
     result_file.unlink(missing_ok=True)
     processes = workspace.stack.processes
     ran_before = any(processes.running(name) for name in processes.names())
     try:
+        if settings.model.source is not None and not staged(workspace, settings.name):
+            return 1
+        fleet = workspace.fleet()
         with workspace.replicas(fleet.name).warmer(fleet):
             say("the stack is up: rendering, planning, warming")
         started = workspace.clock.now()
@@ -46,6 +49,14 @@ def main() -> int:
     if not fast:
         say(f"warm TTFT is less than {fleet.floors.ttft_speedup:g} times shorter than cold TTFT")
     return 0 if finished.success and result["verdict"] == "proven" and fast else 1
+
+
+def staged(workspace: Workspace, fleet: str) -> bool:
+    """Stage the fleet's weights; whether that succeeded."""
+    finished = run_job("stage_weights", fleet, workspace)
+    for reason in finished.reasons:
+        say(reason)
+    return finished.success
 
 
 def collect(state: StateStore, fleet: str, started: float) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ def main(prompts: Path, out: Path) -> None:
     config["state"] = str((base / config["state"]).resolve())
     config["local"]["engine_python"] = str((base / config["local"]["engine_python"]).absolute())
     for fleet in config["fleets"]:
-        fleet["model"]["directory"] = str((base / fleet["model"]["directory"]).absolute())
+        fleet["model"]["source"] = str((base / fleet["model"]["source"]).absolute())
         fleet["prompts"] = {"directory": str(prompts.resolve())}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(yaml.safe_dump(config, sort_keys=False))

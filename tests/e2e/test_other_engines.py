@@ -58,7 +58,7 @@ class WithoutConnector(LocalReplicas):
 @pytest.mark.fleet("bare")
 def test_an_engine_that_stores_nothing_is_recognised(host):
     fleet, plain = host.fleet("bare"), host.replicas("bare")
-    replicas = WithoutConnector(plain.stack, plain.settings, plain.model_directory, plain.store_url, print)
+    replicas = WithoutConnector(plain.stack, plain.settings, plain.weights, plain.store_url, print)
     with replicas.warmer(fleet) as replica:
         with pytest.raises(EngineMismatch, match="without a KV connector"):
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())

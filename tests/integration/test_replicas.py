@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from resources.config import LocalSettings
 from resources.local_stack import LocalStack
+from resources.replica_commands import LocalWeights
 from resources.replicas import LocalReplicas
+from resources.settings import LocalSettings
 from warmers.errors import EngineLost, EngineRefused, EngineUnavailable
 
 
@@ -28,7 +29,7 @@ class Attached(LocalReplicas):
 def replicas(tmp_path):
     said = []
     stack = LocalStack(tmp_path, on_event=said.append)
-    replicas = Attached(stack, LocalSettings(), Path("model"), on_event=said.append)
+    replicas = Attached(stack, LocalSettings(), LocalWeights(Path("model")), on_event=said.append)
     object.__setattr__(replicas, "said", said)
     for name in ("engine", "daemon"):
         replicas.processes.start(name, [sys.executable, "-c", "import time; time.sleep(600)"], url="", spec="")

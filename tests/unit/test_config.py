@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resources.config import build_fleet, config_path, fleet_names, load_settings, local_directory
+from resources.config import config_path, fleet_names, load_settings, local_directory
+from resources.model_files import read_model
 from warmers.errors import ConfigError
 
 FLEET = {
@@ -105,4 +106,15 @@ def test_a_model_without_weights_is_refused(write, tmp_path):
     (tmp_path / "model" / "config.json").write_text('{"num_hidden_layers": 1, "num_attention_heads": 1}')
     settings = load_settings(write(FLEET)).fleets[0]
     with pytest.raises(ConfigError, match="safetensors"):
-        build_fleet(settings, tmp_path / "served", None)
+        read_model(settings.model.directory, "m", tmp_path / "served")
+
+
+def test_weights_come_from_a_directory_or_a_source_and_never_from_both(write, tmp_path):
+    model = {"name": "m", "directory": "model"}
+    settings = load_settings(write({**FLEET, "model": {"name": "m", "source": "hf://org/name@abc"}}))
+    assert settings.fleets[0].model.source == "hf://org/name@abc"
+    settings = load_settings(write({**FLEET, "model": {"name": "m", "source": "model"}}))
+    assert settings.fleets[0].model.source == str(tmp_path / "model")
+    for wrong in ({"name": "m"}, {**model, "source": "x"}):
+        with pytest.raises(ConfigError, match="give either directory or source"):
+            load_settings(write({**FLEET, "model": wrong}))

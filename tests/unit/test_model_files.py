@@ -63,5 +63,5 @@ def test_a_clock_that_cannot_be_rendered_here_is_an_error(model):
 
 
 def test_a_directory_that_is_no_model(tmp_path):
-    with pytest.raises(ConfigError, match=r"no config\.json"):
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors file"):
         read_model(tmp_path, "m", tmp_path)

@@ -1,0 +1,112 @@
+"""Chapter nought: the model's weights, staged once where every replica can stream them from."""
+
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from assets.partitions import fleets
+from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
+from resources.workspace import Workspace
+from warmers.errors import WeightsError
+
+if TYPE_CHECKING:
+    from warmers.stage import StageProgress
+    from warmers.weights import Manifest
+
+TELL_EVERY_S = 5.0
+
+
+@dg.asset(
+    partitions_def=fleets,
+    group_name="weights",
+    owners=OWNERS,
+    kinds={"s3", "huggingface"},
+    retry_policy=ONCE_MORE,
+)
+def model_weights(
+    context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.MaterializeResult[None]:
+    """A complete, content-addressed copy of the model in S3, which engines stream instead of pulling from a hub.
+
+    What did not change is not sent again, and what was sent before a kill is found. The pointer moves only when every
+    file is in its place. Another digest means another namespace: the next `warm` warms anew.
+    """
+    from warmers.stage import stage
+
+    told = 0.0
+
+    def tell(progress: "StageProgress") -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told > TELL_EVERY_S or progress.bytes == progress.total_bytes:
+            told = now
+            here.on_event(
+                f"staged {progress.files} of {progress.total_files} files, {progress.bytes:,} of "
+                f"{progress.total_bytes:,} bytes"
+            )
+
+    with failures():
+        here = telling(workspace, context)
+        settings = here.fleet_settings(context.partition_key)
+        source, stages = here.source(settings.name), here.open_stages()
+        done = stage(source, settings.model.name, stages, here.clock.now, here.on_event, tell)
+    manifest = done.manifest
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(manifest.digest),
+        metadata={
+            "files": len(manifest.files),
+            "bytes": manifest.total_bytes,
+            "parameters": manifest.parameters,
+            "sent_bytes": done.sent_bytes,
+            "bytes_per_s": round(done.sent_bytes / done.seconds) if done.seconds else 0,
+            "digest": manifest.digest,
+            "source": manifest.source,
+            "revision": manifest.revision or "none",
+            "stage": place(done.uri),
+            "shards": table(_rows(manifest)),
+        },
+    )
+
+
+@dg.asset_check(asset=model_weights, partitions_def=fleets, blocking=True, retry_policy=ONCE_MORE)
+def manifest_complete(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """Everything that the manifest names is in the bucket with its size, and the bytes that were looked at are right.
+
+    Blocks: an engine that loads a damaged stage answers wrongly, or dies. How much is read is `model.verify`.
+    """
+    from warmers.verification import verify
+
+    with failures():
+        here = telling(workspace, context)
+        model, stages = here.fleet_settings(context.partition_key).model, here.open_stages()
+        current = stages.current(model.name)
+        manifest = stages.manifest(model.name, current["digest"]) if current else None
+        if manifest is None:
+            raise WeightsError(
+                f"verifying the stage of {model.name}", seen="there is none", do="Materialize model_weights."
+            )
+        verified = verify(manifest, stages, model.verify, samples=model.samples)
+        stages.distrust(model.name, manifest.digest, verified.damaged)
+    said = f"{listed(verified.findings)}\n\nStage again: what is damaged is sent anew." if verified.findings else None
+    return dg.AssetCheckResult(
+        passed=not verified.findings,
+        description=said,
+        metadata={"digest": manifest.digest, "depth": model.verify, "read_bytes": verified.read_bytes},
+    )
+
+
+def _rows(manifest: "Manifest") -> list[dict[str, str | int]]:
+    return [
+        {
+            "file": file.name,
+            "bytes": file.bytes,
+            "sha256": file.sha256[:16],
+            "tensors": file.tensors,
+            "parameters": file.parameters,
+            "dtypes": ", ".join(file.dtypes),
+        }
+        for file in sorted(manifest.files, key=lambda file: -file.bytes)
+    ]

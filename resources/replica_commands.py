@@ -1,0 +1,100 @@
+"""Command lines and environments of a replica's two processes. Starting them belongs in `resources/replicas.py`."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from resources.local_stack import HOST
+from resources.s3 import EMBEDDED_CREDENTIALS
+from resources.settings import LocalSettings
+from warmers.fleet import Fleet
+
+ENGINE_ENV = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache and /server_info; a serving pod never runs so
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "PYTHONHASHSEED": "0",
+    "VLLM_LOGGING_COLOR": "0",
+}
+STREAMING = ("--load-format", "runai_streamer")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWeights:
+    """Where engines on this machine find a fleet's weights."""
+
+    directory: Path | None = None
+    """None: they stream a stage."""
+    embedded: bool = False
+    """Whether the stage is in the embedded stack's S3; elsewhere the environment says how to get there."""
+    assets_cache: str = ""
+
+    def environment(self, s3_url: str) -> dict[str, str]:
+        """What an engine needs to stream. Path-style addresses wherever an endpoint is given: few others know more."""
+        if self.directory is not None:
+            return {}
+        credentials = {name.upper(): value for name, value in EMBEDDED_CREDENTIALS.items()}
+        embedded = (
+            {"AWS_ENDPOINT_URL": s3_url, "AWS_DEFAULT_REGION": "us-east-1", **credentials} if self.embedded else {}
+        )
+        custom = {**os.environ, **embedded}.get("AWS_ENDPOINT_URL")
+        path_style = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"} if custom else {}
+        return {"VLLM_ASSETS_CACHE": self.assets_cache, **embedded, **path_style}
+
+
+def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq: int, shm: str) -> list[str]:
+    """LMCache's server, one for one namespace."""
+    valkey = urlsplit(store)
+    adapter = {
+        "type": "valkey",
+        "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
+        "key_prefix": fleet.namespace,
+        "num_workers": 2,
+        "request_timeout": 2.0,
+        "connection_timeout": 2.0,
+        "ttl_seconds": fleet.ttl_s,
+    }
+    return [
+        str(settings.engine_python.with_name("lmcache")),
+        *("server", "--host", HOST, "--port", str(zmq)),
+        *("--http-host", HOST, "--http-port", str(urlsplit(url).port)),
+        *("--chunk-size", str(fleet.engine.chunk_tokens), "--hash-algorithm", fleet.engine.hash_algorithm),
+        *("--l1-size-gb", str(settings.l1_gb), "--eviction-policy", "LRU"),
+        *("--supported-transfer-mode", "auto", "--shm-name", shm, "--metrics-sample-rate", "1.0"),
+        *("--l2-adapter", json.dumps(adapter)),
+    ]
+
+
+def engine_argv(fleet: Fleet, settings: LocalSettings, url: str, zmq: int) -> list[str]:
+    """VLLM's server; its connector finds the daemon at `zmq`."""
+    connector = {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": f"tcp://{HOST}",
+            "lmcache.mp.port": zmq,
+            # The interval is also the ping's time-out (lmcache 0.5.6). With the default of 10 s a daemon that
+            # restarts faster hangs vLLM; with 1 s a busy daemon counts as gone, and requests are recomputed.
+            "lmcache.mp.heartbeat_interval": 3.0,
+        },
+    }
+    spec = fleet.engine
+    parallel = ("--tensor-parallel-size", str(spec.tensor_parallel), "--distributed-executor-backend", "mp")
+    return [
+        str(settings.engine_python),
+        *("-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(urlsplit(url).port)),
+        *("--model", fleet.model.argument, "--served-model-name", fleet.model.served_name),
+        *(STREAMING if fleet.model.stage_uri else ()),
+        *("--dtype", spec.dtype, "--kv-cache-dtype", spec.kv_cache_dtype, "--block-size", str(spec.block_tokens)),
+        *("--max-model-len", str(spec.max_model_len), "--enforce-eager", "--enable-prompt-tokens-details"),
+        *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *(parallel if spec.tensor_parallel > 1 else ()),
+        *("--kv-transfer-config", json.dumps(connector)),
+    ]

@@ -1,0 +1,65 @@
+"""A staged model as a fleet serves it: its small files, fetched once, and the string that is in its KV keys."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from resources.model_files import describe
+from resources.stages import BucketStages
+from warmers.errors import NotStaged, WeightsError
+from warmers.fleet import Model
+from warmers.weights import WEIGHTS, Manifest, streamed_path
+
+
+def read_stage(stages: BucketStages, name: str, directory: Path, assets_cache: str) -> Model:
+    """The current stage of a model. `directory`: for its small files. Raises NotStaged before there is one."""
+    current = stages.current(name)
+    manifest = stages.manifest(name, current["digest"]) if current else None
+    if manifest is None:
+        raise _not_staged(name)
+    _fetch(stages, manifest, directory / manifest.digest)
+    last = {"digest": manifest.digest, "uri": stages.uri(name, manifest.digest)}
+    _write(directory / f"{name}.json", json.dumps(last).encode())
+    return _model(name, last, directory, assets_cache)
+
+
+def last_stage(name: str, directory: Path, assets_cache: str) -> Model:
+    """The same as it was last read, while the embedded store does not run and nobody can move its pointer."""
+    try:
+        last = json.loads((directory / f"{name}.json").read_bytes())
+    except FileNotFoundError:
+        raise _not_staged(name) from None
+    return _model(name, last, directory, assets_cache)
+
+
+def _model(name: str, last: dict[str, str], directory: Path, assets_cache: str) -> Model:
+    path = streamed_path(last["uri"], assets_cache)
+    return describe(directory / last["digest"], name, path, last["digest"], last["uri"])
+
+
+def _not_staged(name: str) -> NotStaged:
+    return NotStaged(f"looking for the weights of {name}", seen="nobody has staged them yet", do="Run warmfront stage.")
+
+
+def _fetch(stages: BucketStages, manifest: Manifest, directory: Path) -> None:
+    """Everything but the weights, on this machine; each file appears whole or not at all."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in (file for file in manifest.files if not file.name.endswith(WEIGHTS)):
+        target = directory / file.name
+        if target.exists() and target.stat().st_size == file.bytes:
+            continue
+        content = b"".join(stages.read(manifest.model, manifest.digest, file.name))
+        if sha256(content).hexdigest() != file.sha256:
+            raise WeightsError(
+                f"reading {file.name} of {stages.uri(manifest.model, manifest.digest)}",
+                seen="it has other bytes than were staged",
+                do="Run warmfront stage --verify full, and stage again.",
+            )
+        _write(target, content)
+
+
+def _write(target: Path, content: bytes) -> None:
+    scratch = target.with_name(f".{target.name}.{uuid4().hex}")
+    scratch.write_bytes(content)
+    scratch.replace(target)

@@ -1,0 +1,150 @@
+"""Weights from a source: staged by a job, watched by a sensor; another digest is another namespace, warmed anew.
+
+Real sensors, jobs, Valkey and S3 API; a fake engine at the Protocol seam.
+"""
+
+import json
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+from days import Days
+from fakes import FakedWorkspace, MovableClock
+from weight_files import write_model
+
+from pipelines.definitions import build_defs
+from resources.s3 import s3_client
+from warmers.errors import NotStaged
+
+
+@pytest.fixture
+def workspace(workspace_file, s3_uri):
+    """One fleet `chat` whose model is staged from a directory."""
+    s3_client.cache_clear()
+    model = write_model(workspace_file.parent / "source")
+    settings = json.loads(workspace_file.read_text())
+    settings["weights"] = f"{s3_uri}/weights"
+    settings["fleets"][0]["model"] = {"name": "m", "source": "source", "verify": "full", "assets_cache": "/cache"}
+    workspace_file.write_text(json.dumps(settings))
+    workspace = FakedWorkspace(workspace_file, on_event=lambda _: None)
+    workspace.__dict__["clock"] = MovableClock()
+    workspace.__dict__["files"] = model
+    yield workspace
+    s3_client.cache_clear()
+
+
+def fresh(workspace):
+    """The same file, read by another process: engines are started for what is staged now."""
+    again = FakedWorkspace(workspace.path, on_event=lambda _: None)
+    again.__dict__["clock"] = workspace.clock
+    return again
+
+
+def staged(workspace):
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = build_defs(workspace).resolve_job_def("stage_weights")
+        return job.execute_in_process(partition_key="chat", instance=instance, raise_on_error=False)
+
+
+def change_a_weight(workspace):
+    shard = workspace.__dict__["files"] / "model-00001-of-00002.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+
+
+def metadata(result):
+    (event,) = result.asset_materializations_for_node("model_weights")
+    return {key: value.value for key, value in event.metadata.items()}
+
+
+def test_a_stage_is_what_keys_and_namespace_are_made_of(workspace):
+    with pytest.raises(NotStaged, match="Run warmfront stage"):
+        workspace.fleet("chat")
+    result = staged(workspace)
+    assert result.success
+    assert metadata(result)["sent_bytes"] == metadata(result)["bytes"] > 0
+    before = workspace.fleet("chat")
+    assert before.model.argument == metadata(result)["stage"]
+    assert before.model.path.startswith("/cache/model_streamer/")
+    assert before.model.weights_digest == metadata(result)["digest"]
+    again = staged(workspace)
+    assert metadata(again)["sent_bytes"] == 0
+    assert workspace.fleet("chat") == before
+    change_a_weight(workspace)
+    shard = (workspace.__dict__["files"] / "model-00001-of-00002.safetensors").stat().st_size
+    assert metadata(staged(workspace))["sent_bytes"] == shard
+    after = workspace.fleet("chat")
+    assert (after.namespace != before.namespace, after.model.path != before.model.path) == (True, True)
+    assert after.model.tokenizer_digest == before.model.tokenizer_digest
+
+
+def test_a_damaged_stage_fails_the_blocking_check_and_is_sent_anew(workspace):
+    assert staged(workspace).success
+    stages, digest = workspace.stages(), workspace.fleet("chat").model.weights_digest
+    key, name = stages._key("m", digest, "model-00002-of-00002.safetensors"), "model-00002-of-00002.safetensors"
+    body = bytearray(stages.client.get_object(Bucket=stages.bucket, Key=key)["Body"].read())
+    body[-1] ^= 1
+    etag = stages.client.put_object(Bucket=stages.bucket, Key=key, Body=bytes(body))["ETag"]
+    (sha,) = [file.sha256 for file in stages.manifest("m", digest).files if file.name == name]
+    note = json.dumps({"bytes": len(body), "etag": etag, "sha256": sha})  # as if the disk below had rotted
+    stages.client.put_object(Bucket=stages.bucket, Key=stages._key("m", ".sent", digest, name), Body=note.encode())
+    result = staged(workspace)
+    assert not result.success
+    (check,) = result.get_asset_check_evaluations()
+    assert not check.passed
+    assert f"{name} has other bytes than were staged" in check.description
+    assert staged(workspace).success
+    assert metadata(staged(workspace))["sent_bytes"] == 0
+
+
+def test_another_revision_is_staged_and_then_warmed_anew(workspace):
+    with dg.DagsterInstance.ephemeral() as instance:
+        days = Days(workspace, instance)
+        assert [days.tick() for _ in range(2)] == [[], []]
+        assert "nobody has staged them yet" in days.said
+        assert days.tick("model_revision_changed") == ["chat"]
+        assert days.tick("model_revision_changed") == []
+        assert days.tick() == ["chat"]
+        assert all(run.success for run in days.finished)
+        assert (days.tick(), days.tick("model_revision_changed")) == ([], [])
+        proof = workspace.state.document("chat", "proof")
+        change_a_weight(workspace)
+        assert days.tick() == []  # the source is not what is served
+        assert days.tick("model_revision_changed") == ["chat"]
+        later = Days(fresh(workspace), instance)
+        later.cursors, later.run_keys = days.cursors, days.run_keys
+        assert later.tick() == ["chat"]
+        assert later.requests[0].tags["warmfront/because"] == "weights or engine changed"
+        assert later.finished[-1].success
+        (event,) = later.finished[-1].asset_materializations_for_node("warm_chunks")
+        assert event.metadata["computed_tokens"].value > 0
+        renewed = later.workspace.state.document("chat", "proof")
+        assert (renewed["verdict"], renewed["namespace"] != proof["namespace"]) == ("proven", True)
+        assert (later.tick(), later.tick("model_revision_changed")) == ([], [])
+
+
+def test_the_command_line_stages_and_verifies(workspace, tmp_path, monkeypatch):
+    monkeypatch.setenv("WARMFRONT_CONFIG", str(workspace.path))
+    argv = [sys.executable, "-m", "pipelines.cli", "stage"]
+
+    def run(*more):
+        done = subprocess.run([*argv, *more, "--json"], capture_output=True, text=True)
+        return done.returncode, json.loads(done.stdout)
+
+    code, said = run("--verify")
+    assert (code, "there is none" in said["error"]) == (2, True)
+    code, said = run()
+    assert (code, len(said["stage"]["digest"])) == (0, 64)
+    code, said = run("--verify")
+    assert (code, said["findings"]) == (0, [])
+    stages = workspace.stages()
+    key = stages._key("m", said["digest"], "tokenizer.json")
+    stages.client.delete_object(Bucket=stages.bucket, Key=key)
+    code, said = run("--verify", "--depth", "sizes")
+    assert (code, said["findings"]) == (2, ["tokenizer.json is missing"])
+    (workspace.__dict__["files"] / "tokenizer.json").unlink()
+    code, said = run()
+    assert (code, said["stage"]) == (1, None)
+    assert "there is no tokenizer" in said["reasons"][0]

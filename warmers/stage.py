@@ -1,0 +1,253 @@
+"""Staging: from a source of weights to a complete, content-addressed copy that engines can stream from.
+
+Decided and ordered here; bytes are moved by the two Protocols. A stage is complete or it does not exist: the manifest
+is written when every file is in its place, and the pointer moves after that.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any, Protocol
+
+from warmers.errors import WeightsError
+from warmers.safetensors import LENGTH_BYTES, Header, header_bytes, parse_header
+from warmers.weights import (
+    BLOCK_BYTES,
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    Manifest,
+    SourceFile,
+    StagedFile,
+    StageStep,
+    WeightSource,
+    blocks_of,
+    digest_of,
+    findings,
+    needed,
+    plan_stage,
+)
+
+READERS = 2
+"""Files that are hashed at once; each keeps one core busy."""
+MAX_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far a run is."""
+
+    files: int
+    total_files: int
+    bytes: int
+    total_bytes: int
+
+
+OnProgress = Callable[[StageProgress], None]
+
+
+class StageStore(Protocol):
+    """Where stages of models are kept."""
+
+    def manifests(self, model: str) -> Sequence[Manifest]:
+        """Of every complete stage."""
+
+    def present(self, model: str, digest: str) -> Mapping[str, tuple[int, str]]:
+        """Bytes and SHA-256 of the objects of a stage, complete or not, by file name."""
+
+    def send(
+        self,
+        model: str,
+        digest: str,
+        file: StagedFile,
+        read: Callable[[int], Iterator[bytes]],
+        sent: Callable[[int], None],
+    ) -> tuple[int, ...]:
+        """Write one file from its bytes; CRC-32 of its blocks. Parts that are there already are not sent again.
+
+        Raises SourceChanged where the bytes are not those of `file`; the object does not appear then.
+        """
+
+    def copy(self, model: str, digest: str, file: StagedFile, model_digest: str) -> None:
+        """Copy one file from another stage of the model, without moving its bytes through here."""
+
+    def read(self, model: str, digest: str, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """Bytes of one object, in pieces; `end` is behind the last."""
+
+    def publish(self, manifest: Manifest, now: float) -> str:
+        """Write the manifest, then move the model's pointer to it; the URI of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a run did."""
+
+    manifest: Manifest
+    uri: str
+    sent_bytes: int
+    sent: tuple[str, ...]
+    copied: tuple[str, ...]
+    kept: tuple[str, ...]
+    seconds: float
+
+
+def stage(
+    source: WeightSource,
+    model: str,
+    store: StageStore,
+    now: Callable[[], float],
+    on_event: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
+) -> Staged:
+    """Stage `model` from `source`: read what is new, check that it is complete, send what is not there, publish.
+
+    Raises WeightsError for what no engine could load, SourceUnavailable, and StateUnavailable for the store. Safe to
+    repeat after a kill at any moment: what was sent is found, and a pointer never names an incomplete stage.
+    """
+    began = now()
+    revision = source.resolve()
+    files = needed(source.files(), str(source))
+    known = store.manifests(model)
+    staged = digests(source, files, known, on_event)
+    complete(source, files)
+    digest = digest_of(staged)
+    elsewhere = {f.sha256: m.digest for m in known for f in m.files if m.digest != digest}
+    steps = plan_stage(staged, store.present(model, digest), elsewhere)
+    blocks = {f.sha256: f.blocks for m in known for f in m.files}
+    blocks |= _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, on_progress)
+    whole = (replace(f, blocks=blocks.get(f.sha256) or _blocks(store, model, digest, f)) for f in staged)
+    manifest = Manifest(model, digest, str(source), revision, tuple(sorted(whole, key=lambda f: f.name)))
+    uri = store.publish(manifest, now())
+    names = {how: tuple(s.file.name for s in steps if s.how == how) for how in ("send", "copy", "keep")}
+    sent = sum(step.file.bytes for step in steps if step.how == "send")
+    return Staged(manifest, uri, sent, names["send"], names["copy"], names["keep"], now() - began)
+
+
+def digests(
+    source: WeightSource, files: Sequence[SourceFile], known: Sequence[Manifest], on_event: Callable[[str], None]
+) -> list[StagedFile]:
+    """Every file with its SHA-256 and, of safetensors, what its header says.
+
+    A digest is taken from the source where it says one, from an earlier stage where the source's version of the file is
+    the same, and else from its bytes. Raises WeightsError naming a file that is damaged.
+    """
+    before = {(m.source, f.name, f.version): f.sha256 for m in known for f in m.files}
+    headers = dict(zip((f.name for f in files), (_header(source, f) for f in files), strict=True))
+
+    def digest(file: SourceFile) -> str:
+        there = file.sha256 or before.get((str(source), file.name, file.version))
+        if there is not None:
+            return there
+        on_event(f"reading {file.name}, {file.bytes:,} bytes")
+        whole = sha256()
+        for piece in source.read(file):
+            whole.update(piece)
+        return whole.hexdigest()
+
+    with ThreadPoolExecutor(READERS, "digest") as pool:
+        found = list(pool.map(digest, files))
+    return [_staged(file, sha, headers[file.name]) for file, sha in zip(files, found, strict=True)]
+
+
+def _staged(file: SourceFile, sha: str, header: Header | None) -> StagedFile:
+    of_header = (len(header.tensors), header.parameters, header.dtypes) if header else ()
+    return StagedFile(file.name, file.bytes, sha, file.version, *of_header)
+
+
+def complete(source: WeightSource, files: Sequence[SourceFile]) -> None:
+    """Raise WeightsError, naming everything that keeps an engine from loading these files."""
+    by_name = {file.name: file for file in files}
+
+    def document(name: str) -> dict[str, Any]:
+        if name not in by_name:
+            return {}
+        try:
+            found = json.loads(b"".join(source.read(by_name[name])))
+        except ValueError as error:
+            raise _damaged(source, name, str(error)) from None
+        if not isinstance(found, dict):
+            raise _damaged(source, name, "it is no JSON object")
+        return found
+
+    headers = {file.name: header for file in files if (header := _header(source, file)) is not None}
+    index = document(INDEX) if INDEX in by_name else None
+    wrong = findings(by_name, headers, document(CONFIG), index, document("tokenizer_config.json"))
+    if wrong:
+        more = f"; and {len(wrong) - MAX_SHOWN} more" if len(wrong) > MAX_SHOWN else ""
+        raise WeightsError(
+            f"looking whether {source} is complete",
+            seen="; ".join(wrong[:MAX_SHOWN]) + more,
+            do="Complete the source; nothing was staged, and the current stage stays.",
+        )
+
+
+def _header(source: WeightSource, file: SourceFile) -> Header | None:
+    """Of a safetensors file; None for others. Raises WeightsError."""
+    if not file.name.endswith(WEIGHTS):
+        return None
+    pieces, start = source.read(file), b""
+    try:
+        while len(start) < LENGTH_BYTES and (piece := next(pieces, b"")):
+            start += piece
+        length = LENGTH_BYTES + header_bytes(start, file.bytes)
+        while len(start) < length and (piece := next(pieces, b"")):
+            start += piece
+        return parse_header(start[LENGTH_BYTES:length], file.bytes)
+    except ValueError as error:
+        raise _damaged(source, file.name, str(error)) from None
+
+
+def _damaged(source: WeightSource, name: str, seen: str) -> WeightsError:
+    return WeightsError(f"reading {name} of {source}", seen=seen, do="Get the file anew; nothing was staged.")
+
+
+def _carry_out(
+    steps: Sequence[StageStep],
+    source: WeightSource,
+    files: Mapping[str, SourceFile],
+    stage: tuple[str, str],
+    store: StageStore,
+    on_progress: OnProgress,
+) -> dict[str, tuple[int, ...]]:
+    """Blocks of the files that were sent, by SHA-256."""
+    total, done, moved = sum(step.file.bytes for step in steps), 0, 0
+    blocks = dict[str, tuple[int, ...]]()
+
+    def tell(count: int) -> None:
+        nonlocal moved
+        moved += count
+        on_progress(StageProgress(done if moved < total else len(steps), len(steps), moved, total))
+
+    for done, step in enumerate(steps):  # noqa: B007 - `tell` reads it
+        if step.how == "send":
+            read = partial(source.read, files[step.file.name])
+            blocks[step.file.sha256] = store.send(*stage, step.file, read, tell)
+            continue
+        if step.how == "copy":
+            store.copy(*stage, step.file, step.copied_from)
+        tell(step.file.bytes)
+    return blocks
+
+
+def _blocks(store: StageStore, model: str, digest: str, file: StagedFile) -> tuple[int, ...]:
+    """Of a file that a killed run had sent, read back."""
+    return tuple(crc for block in joined(store.read(model, digest, file.name), BLOCK_BYTES) for crc in blocks_of(block))
+
+
+def joined(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in pieces of `size`, the last one apart."""
+    held, length = list[bytes](), 0
+    for piece in pieces:
+        at = 0
+        while length + len(piece) - at >= size:
+            cut = at + size - length
+            yield b"".join((*held, piece[at:cut]))
+            held, length, at = [], 0, cut
+        if at < len(piece):
+            held.append(piece[at:])
+            length += len(piece) - at
+    if held:
+        yield b"".join(held)
