@@ -48,6 +48,7 @@ def prompt_prefixes(
         with here.replicas(fleet.name).warmer(fleet) as replica:
             found = here.find_prefixes(fleet, prompts, replica.engine)
         uri = here.state.save_prefixes(fleet.name, found, {"templates": prompts.digest, "turns_at": found.turns_at})
+        here.state.save_listing(fleet.name, prompts.listing, "rendered")
         here.state.save_listing(fleet.name, prompts.listing)
     context.log_event(
         dg.AssetObservation(

@@ -51,6 +51,7 @@ def model_weights(
         settings = here.fleet_settings(context.partition_key)
         source, stages = here.source(settings.name), here.open_stages()
         done = stage(source, settings.model.name, stages, here.clock.now, here.on_event, tell)
+        stages.abort_stale(settings.model.name, here.clock.now())
     manifest = done.manifest
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.digest),

@@ -11,7 +11,7 @@ import dagster as dg
 
 from assets.prompts import prompt_templates
 from assets.tags import BECAUSE_TAG, DATA_VERSION_TAG, FLEET_TAG, PARTITION_TAG
-from pipelines.runs import FleetRuns
+from pipelines.runs import REPEAT, FleetRuns
 from resources.workspace import Workspace
 from warmers.changes import Listing, Watch, compare
 
@@ -67,7 +67,7 @@ class Look:
             if not self._is_warm(seen, namespace):
                 return self._ask("warm", seen, self._because(before, seen), now)
         elif self.runs.may_be_repeated(self.workspace.clock.now()):
-            return self._ask("warm", seen, "the last run failed for a reason that may have passed", now)
+            return self._ask("warm", seen, REPEAT, now)
         elif now.repeats < MAX_REPEATS and self._read_otherwise(seen):
             now = replace(now, repeats=now.repeats + 1)
             return self._ask("warm", seen, "templates were others while the last run read them", now)

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import dagster as dg
 
 from assets.reporting import INTERRUPTED, MAY_PASS
-from assets.tags import FLEET_TAG, PARTITION_TAG, PROCESS_TAG
-from resources.proc import identity_of, is_gone
+from assets.tags import BECAUSE_TAG, FLEET_TAG, PARTITION_TAG, PROCESS_TAG, process_of, process_tag
+from resources.proc import is_gone
 from resources.workspace import Workspace
 
 INSTANCE_YAML = Path(__file__).with_name("dagster.yaml")
 PAUSES_S = (60.0, 300.0, 1800.0)
-"""After the first, second and third run in a row that failed, before another is asked for; then somebody has to."""
+"""After a run that failed, after its first repeat and after its second, before it is repeated; then somebody has to."""
+REPEAT = "the last run failed for a reason that may have passed"
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
@@ -57,12 +59,14 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
     job = build_defs(workspace).resolve_job_def(name)
     with open_instance(workspace) as instance:
         FleetRuns(instance, fleet).unfinished()
+        run_id = str(uuid4())
         result = job.execute_in_process(
             partition_key=fleet,
             instance=instance,
             raise_on_error=False,
             run_config=QUIET,
-            tags={FLEET_TAG: fleet, PROCESS_TAG: identity_of(os.getpid())},
+            run_id=run_id,
+            tags={FLEET_TAG: fleet, PROCESS_TAG: process_tag(run_id)},
         )
     failures = (event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure)
     if any(data is not None and INTERRUPTED in data.metadata for data in failures):
@@ -82,7 +86,7 @@ class FleetRuns:
         ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
         open_statuses = [status for status in dg.DagsterRunStatus if status not in ended]
         found = self.instance.get_runs(dg.RunsFilter(tags={PARTITION_TAG: self.fleet}, statuses=open_statuses))
-        dead = [run for run in found if is_gone(run.tags.get(PROCESS_TAG))]
+        dead = [run for run in found if is_gone(process_of(run))]
         for run in dead:
             self.instance.report_run_failed(run, "Its process was killed; what it had finished is recorded. Run again.")
         return len(found) > len(dead)
@@ -92,13 +96,13 @@ class FleetRuns:
         return any(record.dagster_run.is_success for record in self._warmings(1))
 
     def may_be_repeated(self, now: float) -> bool:
-        """Whether the last run of `warm` failed for a reason that may have passed by now, and few before it did."""
+        """Whether the last run of `warm` failed for a reason that may have passed, and was not repeated too often."""
         latest = self._warmings(len(PAUSES_S) + 1)
-        failed = list(takewhile(lambda record: record.dagster_run.is_failure_or_canceled, latest))
-        if not 1 <= len(failed) <= len(PAUSES_S):
+        repeats = list(takewhile(lambda record: record.dagster_run.tags.get(BECAUSE_TAG) == REPEAT, latest))
+        if not latest or len(repeats) == len(PAUSES_S):
             return False
-        waited = now - (failed[0].end_time or now)
-        return waited >= PAUSES_S[len(failed) - 1] and self._may_pass(failed[0].dagster_run)
+        waited = now - (latest[0].end_time or now)
+        return waited >= PAUSES_S[len(repeats)] and self._may_pass(latest[0].dagster_run)
 
     def _warmings(self, limit: int) -> Sequence[dg.RunRecord]:
         of_fleet = dg.RunsFilter(job_name="warm", tags={PARTITION_TAG: self.fleet})

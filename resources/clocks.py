@@ -35,7 +35,7 @@ def present(templates: Iterable[Template], model: Model, now: datetime) -> Itera
                     yield replace(
                         template,
                         name=f"{template.name}{NOW}",
-                        digest=f"{template.digest} {turn:.0f}",
+                        digest=f"{template.digest} {turn:.0f} {now.tzinfo}",
                         renderings=filled,
                         turns_at=turn,
                     )

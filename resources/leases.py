@@ -104,11 +104,12 @@ class _Held:
             with suppress(StateUnavailable):
                 current, version = self._read()
                 renewed = renew(current, self.record, self.clock.now(), self.ttl_s)
-                # A refused write may be our own, whose answer was lost.
-                if renewed is None or not (self._write(renewed, version) or self._read()[0] == renewed):
+                if renewed is None:
                     self.lost.set()
                     return
-                self.record = renewed
+                # A refused write may be our own, whose answer was lost; if not, the next beat sees whose.
+                if self._write(renewed, version) or self._read()[0] == renewed:
+                    self.record = renewed
 
     def release(self) -> None:
         with suppress(StateUnavailable):

@@ -76,10 +76,11 @@ class PromptSource:
         with _source(self.objects):
             return self.objects.stamps()
 
-    def read(self, before: Listing = NOTHING) -> Prompts:
+    def read(self, before: Listing = NOTHING, rendered: Listing = NOTHING) -> Prompts:
         """Every template; a file that cannot be read is reported and harms no other. Raises SourceUnavailable.
 
         `before`: what the source held when it was last looked at. It says whose a name is that two files claim.
+        `rendered`: what the last prefixes were made from. Of a file that cannot be read, that is what stays in force.
         """
         files = self.stamps()
         reading = self._read(self._templates(files), files, before)
@@ -87,7 +88,7 @@ class PromptSource:
             reading.failed[path] = str(TemplateFile(path, b"").refused(f"it {WRITTEN}", "Run again."))
         failed = (Failed(path, reason, path) for path, reason in sorted(reading.failed.items()))
         templates = chain.from_iterable(found for _, found in sorted(reading.templates.items()))
-        return Prompts(tuple(templates), tuple(failed), reading.listing.keeping(before))
+        return Prompts(tuple(templates), tuple(failed), reading.listing.keeping(rendered))
 
     def changed(self, before: Listing, files: Mapping[str, Stamp]) -> dict[str, float]:
         """Template files that are not as they were `before`, and when they were written, in seconds since the epoch.
@@ -95,7 +96,7 @@ class PromptSource:
         One that went away was written at 0.
         """
         there = self._templates(files)
-        gone = dict.fromkeys(before.files.keys() - set(there), 0.0)
+        gone = dict.fromkeys((before.files.keys() | before.broken.keys()) - set(there), 0.0)
         known = before.files
         return gone | {
             path: max(s.modified_at for s in _own(path, known.get(path, UNKNOWN).documents, files))

@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from resources.objects import Stamp, unavailable
+from warmers.errors import StateUnavailable
 
-PATIENCE = {"connect_timeout": 5, "read_timeout": 30, "retries": {"mode": "standard", "total_max_attempts": 3}}
-"""For botocore: by default it takes 9 s to see that nobody is there, too long for a heartbeat or a sensor."""
+PATIENCE = {"connect_timeout": 5, "read_timeout": 10, "retries": {"mode": "standard", "total_max_attempts": 2}}
+"""For botocore: by default it takes 9 s to see that nobody is there, and five minutes that nobody answers. A heartbeat
+has ten seconds and a sensor's tick a minute."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,12 @@ class S3Objects:
     def files(self) -> Any:
         import s3fs
 
-        return s3fs.S3FileSystem(use_listings_cache=False, config_kwargs=PATIENCE)
+        files = s3fs.S3FileSystem(use_listings_cache=False, config_kwargs=PATIENCE)
+        files.retries = 1  # botocore has tried again already
+        return files
 
     def _call(self, method: str, path: str, **arguments: Any) -> Any:
-        """Raises FileNotFoundError for what is not there, FileExistsError for a condition that is not met."""
+        """Raises FileNotFoundError for what is not there."""
         bucket, _, prefix = self.root.partition("/")
         key = f"{prefix}/{path}" if prefix else path
         with _telling(method, f"s3://{bucket}/{key}"):
@@ -58,8 +62,10 @@ class S3Objects:
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
         try:
             self._call("put_object", path, Body=content, **condition)
-        except FileExistsError:
-            return False
+        except StateUnavailable as error:
+            if _status(error.__cause__) in (409, 412):  # the condition is not met, or somebody else is at it
+                return False
+            raise
         except FileNotFoundError as error:
             if version is None:  # no such bucket; with a version the object is gone, which is another version
                 raise unavailable("put_object", f"{self}/{path}", error) from error
@@ -96,22 +102,21 @@ class S3Objects:
 
 @contextmanager
 def _telling(doing: str, target: object) -> Iterator[None]:
-    """Turn what goes wrong into StateUnavailable, but for FileNotFoundError and FileExistsError."""
+    """Turn what goes wrong into StateUnavailable, but for FileNotFoundError."""
     from aiohttp import ClientError as ConnectionFailed
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
-    except (FileNotFoundError, FileExistsError):
+    except FileNotFoundError:
         raise
     except (OSError, BotoCoreError, ClientError, ConnectionFailed) as error:
-        if _status(error) in (409, 412):
-            raise FileExistsError(str(target)) from error
         raise unavailable(doing, target, error) from error
 
 
-def _status(error: BaseException) -> int | None:
-    cause = error if hasattr(error, "response") else error.__cause__
+def _status(error: BaseException | None) -> int | None:
+    """Of S3's answer; s3fs makes OSErrors of some, with the answer as their cause."""
+    cause = error if error is None or hasattr(error, "response") else error.__cause__
     response = getattr(cause, "response", None) or {}
     status: int | None = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status

@@ -30,8 +30,6 @@ class ModelSettings(_Section):
     )
     verify: Literal["sizes", "sampled", "full"] = "sampled"
     samples: PositiveInt = Field(default=16, description="blocks of 16 MiB that a sampled verification reads")
-    keep: PositiveInt = Field(default=2, description="newest stages that are never removed")
-    keep_days: PositiveFloat = Field(default=14.0, description="how long a superseded one stays at the least")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +19,7 @@ from warmers.weights import BLOCK_BYTES, Manifest, StagedFile
 
 MANIFEST = "manifest.json"
 NOTES = ".sent"
-STALE = timedelta(days=1)
+STALE_S = 86_400.0
 """Unfinished uploads older than this belong to nobody any more."""
 
 
@@ -217,16 +216,23 @@ class BucketStages:
             for name in names:
                 self.client.delete_object(Bucket=self.bucket, Key=self._key(model, NOTES, digest, name))
 
-    def abort_stale(self, model: str, now: datetime) -> list[str]:
-        """Abort uploads that nobody goes on with; their keys."""
+    def abort_stale(self, model: str, now: float) -> list[str]:
+        """Abort uploads that nobody goes on with; their keys. None where the server lists no uploads."""
+        from botocore.exceptions import ClientError
+
         start, stale = self._key(model, ""), []
         with s3_failures(f"listing the uploads below s3://{self.bucket}/{start}"):
-            pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=start)
-            for upload in (upload for page in pages for upload in page.get("Uploads", ())):
-                if now - upload["Initiated"] > STALE:
-                    self.client.abort_multipart_upload(
-                        Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+            try:
+                pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=start)
+                uploads = [upload for page in pages for upload in page.get("Uploads", ())]
+            except ClientError as error:
+                if error_code(error) == "NotImplemented":
+                    return []
+                raise
+            for upload in uploads:
+                if now - upload["Initiated"].timestamp() > STALE_S:
+                    named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.client.abort_multipart_upload(Bucket=self.bucket, **named)
                     stale.append(upload["Key"])
         return stale
 

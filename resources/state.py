@@ -1,6 +1,6 @@
 """The state store: one tree at an fsspec URI, of immutable documents and of pointers moved by conditional write.
 
-    fleets/<fleet>/{templates,prefixes,plan,warm,proof}.json         pointers to the latest
+    fleets/<fleet>/{templates,rendered,prefixes,plan,warm,proof}.json  pointers to the latest
     fleets/<fleet>/{templates,…}/<time>-<random>.*                   what they point to
     namespaces/<namespace>/lease.json
     namespaces/<namespace>/ledger/<time>-<random>.parquet            segments, oldest first
@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -39,6 +39,7 @@ PLAIN_FIELDS = tuple(f.name for f in fields(Prefix) if f.name not in ("rendered"
 IDS = np.dtype("<u4")
 """Token ids in a stored prefix set."""
 ROW_GROUP = 500
+ListingKind = Literal["templates", "rendered"]
 KEEP = 20
 """Immutable documents of a kind kept behind a pointer."""
 
@@ -83,14 +84,14 @@ class StateStore:
         found = self.objects.read(pointer["path"]) if pointer else None
         return json.loads(found[0]) if found else None
 
-    def save_listing(self, fleet: str, listing: Listing) -> None:
-        """Remember what the fleet's source holds."""
+    def save_listing(self, fleet: str, listing: Listing, kind: ListingKind = "templates") -> None:
+        """Remember what the fleet's source holds, or what its prefixes were made from."""
         summary = {"digest": listing.digest, "format": LISTING_FORMAT}
-        self.point(fleet, "templates", json.dumps(asdict(listing)).encode(), ".json", summary)
+        self.point(fleet, kind, json.dumps(asdict(listing)).encode(), ".json", summary)
 
-    def listing(self, fleet: str) -> Listing:
-        """What the fleet's source held when it was last looked at; empty before."""
-        pointer = self.latest(fleet, "templates") or {}
+    def listing(self, fleet: str, kind: ListingKind = "templates") -> Listing:
+        """What the fleet's source held when it was last looked at, or when its prefixes were made; empty before."""
+        pointer = self.latest(fleet, kind) or {}
         found = self.objects.read(pointer["path"]) if pointer.get("format") == LISTING_FORMAT else None
         if found is None:
             return Listing()

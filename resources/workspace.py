@@ -167,7 +167,8 @@ class Workspace:
         """The fleet's templates, and those with a clock as they read at present. Raises SourceUnavailable."""
         from resources.clocks import present
 
-        prompts = self.prompts(fleet.name).read(self.state.listing(fleet.name))
+        before, rendered = self.state.listing(fleet.name), self.state.listing(fleet.name, "rendered")
+        prompts = self.prompts(fleet.name).read(before, rendered)
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
         return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
 

@@ -17,6 +17,7 @@ from warmers.fleet import Fleet, require_match
 from warmers.plan import WarmPlan
 from warmers.prefixes import PrefixSet
 from warmers.replica import Counters
+from warmers.stage import stage
 from warmers.warm import WarmResult, warm
 
 EMBEDDED = Path("deploy/local/warmfront.yaml")
@@ -57,6 +58,8 @@ def warm_engine(directory: Path) -> Iterator[WarmEngine]:
     """Start it, warm the sample prompts, end it. Raises where the model or the engine environment is missing."""
     workspace = Workspace(_config(directory), on_event=lambda message: print(message, file=sys.stderr, flush=True))
     try:
+        model = workspace.fleet_settings().model.name
+        stage(workspace.source(workspace.fleet_settings().name), model, workspace.open_stages(), workspace.clock.now)
         fleet = workspace.fleet()
         with workspace.replicas(fleet.name).warmer(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())

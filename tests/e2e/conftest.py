@@ -6,6 +6,7 @@ never by flushing; `cold` between samples is L0 and L1 dropped, not a restart.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def tiny_model():
 
 @pytest.fixture(scope="session")
 def own_folder(tmp_path_factory, tiny_model, host):
-    """Somebody's own folder of templates: the configuration that names it."""
+    """Somebody's own folder of templates and a model whose weights are staged: the configuration that names them."""
     host.stack.down()  # the demo brings an engine of its own, and two cores carry one
     directory = tmp_path_factory.mktemp("own")
     prompts = directory / "prompts"
@@ -50,7 +51,9 @@ def own_folder(tmp_path_factory, tiny_model, host):
     (prompts / "edited.md").write_text(sentences("voucher", 60))
     (prompts / "short.txt").write_text("Hello.")
     (prompts / "broken.yaml").write_text("messages: [")
-    return write_config(directory, [fleet("chat", tiny_model)])
+    shutil.copytree(tiny_model, directory / "model")
+    streaming = fleet("chat", tiny_model) | {"model": {"name": "tiny", "source": "model"}}
+    return write_config(directory, [streaming])
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,11 @@
-"""The demo as a user runs it, on a folder of their own, with a small model: twice, with an edit in between."""
+"""The demo as a user runs it, on a folder of their own, with a small model: three times.
+
+With a template edited in between, and then a weight. The engine streams what was staged.
+"""
 
 from engine_environment import needs_engine
+
+from resources.workspace import Workspace
 
 pytestmark = needs_engine
 
@@ -31,3 +36,23 @@ def test_a_folder_of_ones_own_is_warmed_proven_and_warmed_again_after_an_edit(ow
     assert again["computed_tokens"] == rows["edited"]["warmed"] * 256
     stack = folder.parent / "state" / "stack"
     assert not list(stack.glob("*.json"))
+    assert "s3://warmfront/models/tiny/" in (stack / "engine.log").read_text()
+
+    before = Workspace(folder, on_event=print).fleet()
+    weights = folder.parent / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    done, other = demo(folder)
+    assert other["verdict"] == "proven"
+    assert {row["already_there"] for row in other["prefixes"]} == {0}  # the KV of the old weights is never hit
+    assert {row["label"]: row["chunks"] for row in other["prefixes"]} == chunks
+    workspace = Workspace(folder, on_event=print)
+    after = workspace.fleet()
+    assert (after.namespace == before.namespace, after.model.path == before.model.path) == (False, False)
+    assert after.model.argument in (stack / "engine.log").read_text()
+    with workspace.stack.processes.locked():
+        workspace.stack.ensure()
+    names = workspace.store("chat").client.scan_iter(f"{after.namespace}@*")
+    assert {name.decode().split("@")[1] for name in names} == {after.model.path}
+    workspace.stack.down()

@@ -6,19 +6,21 @@ Real sensors, jobs, Valkey, state and S3 API; a fake engine at the Protocol seam
 import json
 import os
 from pathlib import Path
+from uuid import uuid4
 
 import dagster as dg
 import pytest
 from days import Days
 from fakes import FakedWorkspace, MovableClock
 
-from assets.tags import FLEET_TAG, PROCESS_TAG
+from assets.tags import FLEET_TAG, PROCESS_TAG, process_of
 from pipelines import sensors
 from pipelines.definitions import build_defs
 from pipelines.look import CURSOR_VERSION, MAX_REPEATS, PATIENCE
 from pipelines.runs import PAUSES_S, instance_directory, open_instance
+from resources.local_objects import LocalObjects
 from resources.proc import identity_of
-from warmers.errors import EngineUnavailable
+from warmers.errors import EngineUnavailable, StateUnavailable
 
 CHAT = "You help customers. " * 5
 
@@ -185,6 +187,9 @@ def test_a_run_that_failed_for_a_reason_that_may_pass_is_asked_for_again_a_few_t
     assert settled.tick() == []
     (prompts / "support.md").write_text(CHAT + "Somebody edits it.")
     assert settled.tick() == ["chat"]
+    assert settled.tick() == []
+    workspace.clock.ahead += PAUSES_S[0] + 10
+    assert settled.tick() == ["chat"]  # a run that was asked for otherwise is repeated like the first
     workspace.engine.on_prefill = lambda _: None
     settled.execute(settled.requests[0])
     assert settled.tick() == []
@@ -214,6 +219,39 @@ def test_a_run_that_read_a_version_between_is_followed_by_one_for_what_is_there(
         workspace.state.save_prefixes("chat", workspace.state.prefixes("chat"), {"templates": "other"})
         settled.tick(execute=False)
     assert settled.tick(execute=False) == []
+
+
+def test_a_version_that_broke_before_the_run_could_read_it_is_warmed_when_it_is_back(settled, prompts, workspace):
+    path, version = prompts / "support.md", CHAT + "This is version B of it."
+    path.write_text(version)
+    assert settled.tick(execute=False) == ["chat"]
+    waiting = settled.requests[0]
+    path.write_bytes(b"\xff")
+    settled.execute(waiting)
+    settled.tick()
+    path.write_text(version)
+    assert settled.tick() == ["chat"]
+    found = {prefix.label: prefix for prefix in workspace.state.prefixes("chat").found}
+    assert "version B" in "".join(map(chr, found["support"].rendered))
+    assert settled.tick() == []
+
+
+def test_what_cannot_be_read_and_is_then_deleted_is_gone(settled, prompts, workspace, monkeypatch):
+    read = LocalObjects.read
+
+    def refused(self, path):
+        if path == "support.md":
+            raise StateUnavailable("reading", seen="403: denied", do="")
+        return read(self, path)
+
+    monkeypatch.setattr(LocalObjects, "read", refused)
+    (prompts / "support.md").write_text(CHAT + "Nobody can read this.")
+    assert (settled.tick(), settled.looks) == ([], ["chat"])
+    monkeypatch.undo()
+    (prompts / "support.md").unlink()
+    assert settled.tick() == ["chat"]
+    assert "support" not in labels(workspace)
+    assert settled.readable("chat").passed
 
 
 def test_what_a_run_reads_is_what_the_sensor_saw_though_a_file_is_broken(settled, prompts, workspace):
@@ -273,9 +311,9 @@ def test_nothing_is_read_while_a_run_is_under_way(settled, prompts, workspace, m
 def test_every_run_says_which_process_executes_it(settled):
     runs = settled.instance.get_runs()
     assert {run.job_name for run in runs} == {"warm"}
-    assert {run.tags.get(PROCESS_TAG) for run in runs} == {identity_of(os.getpid())}
+    assert {process_of(run) for run in runs} == {identity_of(os.getpid())}
     settled.execute(dg.RunRequest(job_name="read_templates", tags={"dagster/partition": "chat"}))
-    assert settled.instance.get_runs(limit=1)[0].tags[PROCESS_TAG] == identity_of(os.getpid())
+    assert process_of(settled.instance.get_runs(limit=1)[0]) == identity_of(os.getpid())
 
 
 def test_changes_gather_while_a_run_is_under_way(settled, prompts):
@@ -295,10 +333,20 @@ def test_changes_gather_while_a_run_is_under_way(settled, prompts):
 
 
 def test_a_run_whose_process_was_killed_holds_nothing_up(settled, prompts):
-    gone = {FLEET_TAG: "chat", "dagster/partition": "chat", PROCESS_TAG: f"{os.uname().nodename}:4194305:1"}
+    run_id = str(uuid4())
+    gone = {FLEET_TAG: "chat", "dagster/partition": "chat"}
     run = settled.instance.create_run_for_job(
-        settled.definitions.resolve_job_def("warm"), tags=gone, status=dg.DagsterRunStatus.STARTED
+        settled.definitions.resolve_job_def("warm"),
+        run_id=run_id,
+        tags={**gone, PROCESS_TAG: f"{run_id}@{os.uname().nodename}:4194305:1"},
+        status=dg.DagsterRunStatus.STARTED,
     )
+    again = settled.instance.create_run_for_job(  # executed again from the UI: with its parent's tags
+        settled.definitions.resolve_job_def("warm"), tags=run.tags, status=dg.DagsterRunStatus.STARTED
+    )
+    assert settled.tick() == []
+    assert settled.instance.get_run_by_id(again.run_id).status == dg.DagsterRunStatus.STARTED
+    settled.instance.report_run_canceled(again)
     (prompts / "support.md").write_text(CHAT + "After the kill.")
     assert settled.tick() == ["chat"]
     assert settled.instance.get_run_by_id(run.run_id).status == dg.DagsterRunStatus.FAILURE

@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import pytest
@@ -105,16 +106,16 @@ def test_the_only_chunk_of_a_run_is_made_good_too():
 
 
 def test_who_has_lost_the_lease_deletes_nothing_for_a_repair():
-    class Lost(FreeFence):
+    class LostAtLast(FreeFence):
         def check(self):
-            if bench.plan().missing_chunks <= 1 and bench.clock.time > 1_000.5:
+            if sys._getframe(1).f_code.co_name == "_repair":
                 raise LeaseLost("writing", seen="another run", do="Run again.")
 
     bench = Bench("abcd")
     losing(bench, 1, times=1)
     bench.store.delete = lambda keys: pytest.fail("it was deleted all the same")
     with pytest.raises(LeaseLost):
-        bench.warm(Lost())
+        bench.warm(LostAtLast())
 
 
 def test_a_store_that_is_lost_again_and_again_is_an_error_and_the_rest_is_kept():
