@@ -111,8 +111,9 @@ def stage(
     revision = source.resolve()
     files = needed(source.files(), str(source))
     known = store.manifests(model)
-    staged = digests(source, files, known, on_event)
-    complete(source, files)
+    headers = {file.name: header for file in files if (header := read_header(source, file)) is not None}
+    require_complete(source, files, headers)
+    staged = digests(source, files, headers, known, on_event)
     digest = digest_of(staged)
     elsewhere = {f.sha256: m.digest for m in known for f in m.files if m.digest != digest}
     steps = plan_stage(staged, store.present(model, digest), elsewhere)
@@ -127,15 +128,18 @@ def stage(
 
 
 def digests(
-    source: WeightSource, files: Sequence[SourceFile], known: Sequence[Manifest], on_event: Callable[[str], None]
+    source: WeightSource,
+    files: Sequence[SourceFile],
+    headers: Mapping[str, Header],
+    known: Sequence[Manifest],
+    on_event: Callable[[str], None],
 ) -> list[StagedFile]:
     """Every file with its SHA-256 and, of safetensors, what its header says.
 
     A digest is taken from the source where it says one, from an earlier stage where the source's version of the file is
-    the same, and else from its bytes. Raises WeightsError naming a file that is damaged.
+    the same, and else from its bytes.
     """
     before = {(m.source, f.name, f.version): f.sha256 for m in known for f in m.files}
-    headers = dict(zip((f.name for f in files), (_header(source, f) for f in files), strict=True))
 
     def digest(file: SourceFile) -> str:
         there = file.sha256 or before.get((str(source), file.name, file.version))
@@ -149,7 +153,7 @@ def digests(
 
     with ThreadPoolExecutor(READERS, "digest") as pool:
         found = list(pool.map(digest, files))
-    return [_staged(file, sha, headers[file.name]) for file, sha in zip(files, found, strict=True)]
+    return [_staged(file, sha, headers.get(file.name)) for file, sha in zip(files, found, strict=True)]
 
 
 def _staged(file: SourceFile, sha: str, header: Header | None) -> StagedFile:
@@ -157,7 +161,7 @@ def _staged(file: SourceFile, sha: str, header: Header | None) -> StagedFile:
     return StagedFile(file.name, file.bytes, sha, file.version, *of_header)
 
 
-def complete(source: WeightSource, files: Sequence[SourceFile]) -> None:
+def require_complete(source: WeightSource, files: Sequence[SourceFile], headers: Mapping[str, Header]) -> None:
     """Raise WeightsError, naming everything that keeps an engine from loading these files."""
     by_name = {file.name: file for file in files}
 
@@ -172,7 +176,6 @@ def complete(source: WeightSource, files: Sequence[SourceFile]) -> None:
             raise _damaged(source, name, "it is no JSON object")
         return found
 
-    headers = {file.name: header for file in files if (header := _header(source, file)) is not None}
     index = document(INDEX) if INDEX in by_name else None
     wrong = findings(by_name, headers, document(CONFIG), index, document("tokenizer_config.json"))
     if wrong:
@@ -184,8 +187,8 @@ def complete(source: WeightSource, files: Sequence[SourceFile]) -> None:
         )
 
 
-def _header(source: WeightSource, file: SourceFile) -> Header | None:
-    """Of a safetensors file; None for others. Raises WeightsError."""
+def read_header(source: WeightSource, file: SourceFile) -> Header | None:
+    """What a safetensors file says that it holds; None for other files. Raises WeightsError where it is damaged."""
     if not file.name.endswith(WEIGHTS):
         return None
     pieces, start = source.read(file), b""

@@ -51,6 +51,16 @@ GOALS: Mapping[str, Goal] = {
     "sensor_tick_s": Goal("a tick of the sensor over 10,000 unchanged templates, seconds", "<=", 2),
     "sensor_tick_after_one_edit_s": Goal("a tick that finds one of them changed, and reads that one, seconds"),
     "sensor_cursor_bytes": Goal("its cursor, bytes"),
+    # chapters/staging.py
+    "stage_speed_over_fastest": Goal(
+        "2 GB staged, with digests: speed over the faster of aws s3 cp and s5cmd", ">=", 1.0
+    ),
+    "stage_mb_s": Goal("the same, MB a second"),
+    "stage_peak_rss_mb": Goal("the same: peak resident memory, MB", "<=", 300),
+    "stage_peak_rss_mb_small": Goal("of staging 0.5 GB, MB"),
+    "restage_bytes": Goal("bytes sent by staging again with nothing changed", "=", 0),
+    "verify_speed_over_read": Goal("full verification: speed over plainly reading the objects", ">=", 0.8),
+    "verify_mb_s": Goal("the same, MB a second"),
     # chapters/warming.py
     "ttft_speedup": Goal("TTFT of a cold request over TTFT of an L2 hit, median over prefixes", ">=", 10),
     "hit_share": Goal("tokens hit from L2 over expected", "=", 1),

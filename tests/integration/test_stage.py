@@ -5,11 +5,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
 import pytest
 from hub_server import Hub, serve
+from s3_proxy import between
 from weight_files import write_model
 
 from resources.s3 import s3_client
@@ -64,7 +66,7 @@ def test_a_stage_is_whole_and_again_sends_nothing(stages, model):
     again = stage(Reading(model), "m", stages, time.time)
     assert (again.sent_bytes, len(again.kept)) == (0, 7)
     assert again.manifest.digest == done.manifest.digest
-    assert reads.count("model-00001-of-00002.safetensors") == 2  # its header alone, which is read twice
+    assert reads.count("model-00001-of-00002.safetensors") == 1  # its header alone
 
 
 def test_one_changed_weight_sends_one_shard_and_the_rest_is_copied(stages, model):
@@ -282,7 +284,7 @@ def test_from_a_hub_a_branch_is_resolved_and_large_files_are_read_once(stages, m
     done = from_hub(stages)
     assert (done.manifest.source, done.manifest.revision) == ("hf://org/name@main", "a" * 40)
     whole = [path for path, span in hub.asked if path.endswith("1-of-00002.safetensors") and not span]
-    assert len(whole) == 3  # twice for its header, of which the rest is not read, and once to send it
+    assert len(whole) == 2  # for its header, behind which reading ends, and to send it
     assert not any("README" in path or "/resolve/main" in path for path, _ in hub.asked)
     assert verify(done.manifest, stages, "full").findings == ()
     assert from_hub(stages, "a" * 40).sent_bytes == 0
@@ -312,3 +314,64 @@ def test_a_private_repository_needs_a_token(stages, model, hub, monkeypatch):
     assert "hf_secret" not in repr(done) + done.manifest.to_json().decode()
     with pytest.raises(WeightsError, match="Correct repository and revision"):
         stage(HubSource("org/other", "main"), "m", stages, time.time)
+
+
+@contextmanager
+def broken(stages, s3_endpoint, monkeypatch, fault):
+    """The same stages, while S3 has this fault."""
+    with between(s3_endpoint, fault) as url, monkeypatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        s3_client.cache_clear()
+        yield BucketStages(stages.bucket, stages.prefix)
+    s3_client.cache_clear()
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "InternalError", "reset"])
+def test_what_passes_by_itself_is_waited_for(stages, model, s3_endpoint, monkeypatch, code):
+    def fault(number, method, path):
+        return code if number % 4 == 1 else None
+
+    with broken(stages, s3_endpoint, monkeypatch, fault) as shaky:
+        done = put(shaky, model)
+    assert verify(done.manifest, BucketStages(stages.bucket, stages.prefix), "full").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("ExpiredToken", "Renew the credentials and run again: what was sent is found"),
+        ("AccessDenied", "permissions that the README lists"),
+        ("RequestTimeTooSkewed", "Set this machine's clock"),
+    ],
+)
+def test_what_somebody_has_to_change_is_said_and_the_next_run_sends_the_rest(
+    stages, tmp_path, s3_endpoint, monkeypatch, code, says
+):
+    model, sent = write_model(tmp_path / "model", padding=MANY_BLOCKS), []
+
+    def fault(number, method, path):
+        if method == "PUT" and "partNumber" in path:
+            sent.append(path)
+        return code if len(sent) > 3 else None
+
+    with broken(stages, s3_endpoint, monkeypatch, fault) as expiring, pytest.raises(BucketRefused, match=says):
+        put(expiring, model)
+    again = BucketStages(stages.bucket, stages.prefix)
+    assert again.current("m") is None
+    done = put(again, model)
+    assert verify(done.manifest, again, "full").findings == ()
+
+
+def test_a_pointer_that_may_not_be_moved_stays(stages, model, s3_endpoint, monkeypatch):
+    first = put(stages, model)
+    (model / "config.json").write_text((model / "config.json").read_text() + " ")
+
+    def fault(number, method, path):
+        return "AccessDenied" if method == "PUT" and path.endswith("current.json") else None
+
+    refused = pytest.raises(BucketRefused, match="moving the pointer")
+    with broken(stages, s3_endpoint, monkeypatch, fault) as guarded, refused:
+        put(guarded, model)
+    after = BucketStages(stages.bucket, stages.prefix)
+    assert after.current("m")["digest"] == first.manifest.digest
+    assert put(after, model).sent_bytes == 0

@@ -11,7 +11,7 @@ from weight_files import CONFIG, safetensors, tensors, write_model
 from resources.weight_sources import DirectorySource, open_source
 from warmers.errors import ConfigError, WeightsError
 from warmers.safetensors import LENGTH_BYTES, header_bytes, parse_header
-from warmers.stage import complete, joined
+from warmers.stage import joined, read_header, require_complete
 from warmers.weights import (
     Manifest,
     SourceFile,
@@ -71,6 +71,12 @@ def test_a_damaged_file_is_named_for_what_it_is(content, says):
         parsed(content)
 
 
+def look_at(source):
+    files = needed(source.files(), "m")
+    headers = {file.name: header for file in files if (header := read_header(source, file))}
+    require_complete(source, files, headers)
+
+
 def edit(name, change):
     def damaged(directory):
         path = directory / name
@@ -117,10 +123,10 @@ SHARD = "model-00002-of-00002.safetensors"
 )
 def test_what_an_engine_could_not_load_is_not_staged(tmp_path, damaged, says):
     source = DirectorySource(write_model(tmp_path / "m"))
-    complete(source, needed(source.files(), "m"))
+    look_at(source)
     damaged(tmp_path / "m")
     with pytest.raises(WeightsError, match=escape(says)):
-        complete(source, needed(source.files(), "m"))
+        look_at(source)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_a_tokenizer_comes_in_several_forms(tmp_path, files):
     gone("tokenizer.json")(tmp_path / "m")
     for name in files:
         (tmp_path / "m" / name).write_text("{}")
-    complete(source, needed(source.files(), "m"))
+    look_at(source)
 
 
 def test_pickles_links_and_escapes_are_refused(tmp_path):
