@@ -138,9 +138,12 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
             journal, store = here.state.journal(fleet.namespace), here.store(fleet.name)
             proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
             of = (here.state.latest(fleet.name, "prefixes") or {}).get("templates")
-            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace, "templates": of}
-            here.state.point(fleet.name, "proof", proof_document(proof), ".json", summary)
-            rows = json.loads(proof_document(proof))["prefixes"]
+            document, weights = proof_document(proof), fleet.model.weights_digest
+            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace, "weights": weights}
+            here.state.point(fleet.name, "proof", document, ".json", {**summary, "templates": of})
+            if proof.verdict == "proven":
+                here.state.point(fleet.name, "proven", document, ".json", summary)
+            rows = json.loads(document)["prefixes"]
     return dg.MaterializeResult(
         metadata={
             "verdict": proof.verdict,

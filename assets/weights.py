@@ -11,6 +11,9 @@ from resources.workspace import Workspace
 from warmers.errors import WeightsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from warmers.retention import Decision
     from warmers.stage import StageProgress
     from warmers.weights import Manifest
 
@@ -49,9 +52,10 @@ def model_weights(
     with failures():
         here = telling(workspace, context)
         settings = here.fleet_settings(context.partition_key)
-        source, stages = here.source(settings.name), here.open_stages()
-        done = stage(source, settings.model.name, stages, here.clock.now, here.on_event, tell)
-        stages.abort_stale(settings.model.name, here.clock.now())
+        source, stages, model = here.source(settings.name), here.open_stages(), settings.model.name
+        with here.stage_lease(model) as fence:
+            done = stage(source, model, stages, fence, here.clock.now, here.on_event, tell)
+        stages.abort_stale(model, here.clock.now())
     manifest = done.manifest
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.digest),
@@ -97,6 +101,54 @@ def manifest_complete(
         description=said,
         metadata={"digest": manifest.digest, "depth": model.verify, "read_bytes": verified.read_bytes},
     )
+
+
+class Retaining(dg.Config):
+    """What a run of `weights_retention` may do."""
+
+    apply: bool = False
+    """False: only show what would be removed."""
+
+
+@dg.asset(
+    deps=[model_weights],
+    partitions_def=fleets,
+    group_name="lifecycle",
+    owners=OWNERS,
+    kinds={"s3"},
+)
+def weights_retention(
+    context: dg.AssetExecutionContext, config: Retaining, workspace: dg.ResourceParam[Workspace]
+) -> dg.MaterializeResult[None]:
+    """What happens to the model's stages: who needs which, and which are removed.
+
+    Removes nothing unless it is launched with `apply: true`; `stages` says what it would. What engines load, what a
+    fleet was last proven with, and what was superseded lately stays (`model.keep_revisions`, `model.keep_days`).
+    """
+    from warmers.retention import carry_out
+
+    with failures():
+        here = telling(workspace, context)
+        model, stages = here.fleet_settings(context.partition_key).model.name, here.open_stages()
+        with here.stage_lease(model) as fence:
+            decided = here.decide_weights(context.partition_key)
+            removed = carry_out(decided, model, stages, fence, here.on_event) if config.apply else ()
+    return dg.MaterializeResult(
+        metadata={
+            "removed": len(removed),
+            "removed_bytes": sum(decision.bytes for decision in removed),
+            "kept_bytes": sum(decision.bytes for decision in decided) - sum(decision.bytes for decision in removed),
+            "stages": table(_decided(decided, applied=config.apply)),
+        }
+    )
+
+
+def _decided(decisions: "Sequence[Decision]", *, applied: bool) -> list[dict[str, str | int]]:
+    gone = "removed" if applied else "would be removed"
+    return [
+        {"digest": d.digest[:16], "bytes": d.bytes, "what": gone if d.remove else "stays", "why": d.why}
+        for d in decisions
+    ]
 
 
 def _rows(manifest: "Manifest") -> list[dict[str, str | int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from pipelines.printing import print_explanation, print_plan, print_proof, print_table
+from pipelines.printing import print_decisions, print_explanation, print_plan, print_proof, print_table
 from warmers.errors import ConfigError, NotStaged, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
@@ -177,6 +177,33 @@ def stage(
             _say(reason)
         _say(f"{settings.name}: staged {current['digest'][:16]}" if current else f"{settings.name}: not staged")
     if not finished.success:
+        raise typer.Exit(1)
+
+
+@app.command()
+def retain(
+    fleet: FleetName = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Remove them; without it nothing changes.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show which stages of a fleet's model nobody needs any more, and why the others stay."""
+    workspace = _workspace()
+    settings = workspace.fleet_settings(fleet)
+    workspace.open_stages()
+    decided, reasons, left = workspace.decide_weights(settings.name), tuple[str, ...](), set[str]()
+    if apply:
+        from pipelines.runs import run_job
+
+        reasons = run_job("retain", settings.name, workspace, {"weights_retention": {"apply": True}}).reasons
+        left = {decision.digest for decision in workspace.decide_weights(settings.name)}
+    if as_json:
+        stages = [asdict(d) | {"removed": apply and d.digest not in left} for d in decided]
+        _print({"stages": stages, "reasons": reasons})
+    else:
+        for reason in reasons:
+            _say(reason)
+        print_decisions(decided, left if apply else None)
+    if reasons:
         raise typer.Exit(1)
 
 

@@ -12,6 +12,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
     return dg.Definitions(
         assets=[
             weights.model_weights,
+            weights.weights_retention,
             prompts.prompt_templates,
             prompts.prompt_prefixes,
             cache.warm_plan,
@@ -29,7 +30,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.output_unchanged,
             cache.ttft_speedup_above_floor,
         ],
-        jobs=[jobs.stage_weights, jobs.warm, jobs.prove, jobs.read_templates],
+        jobs=[jobs.stage_weights, jobs.warm, jobs.prove, jobs.retain, jobs.read_templates],
         schedules=[schedules.nightly_warm],
         sensors=[sensors.prompt_templates_changed, sensors.clock_turned, sensors.model_revision_changed],
         resources={"workspace": workspace},

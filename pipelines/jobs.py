@@ -9,7 +9,7 @@ import dagster as dg
 from assets.cache import hit_rate, warm_chunks, warm_plan
 from assets.partitions import fleets
 from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
-from assets.weights import model_weights
+from assets.weights import model_weights, weights_retention
 
 NO_RETRY = {"dagster/max_retries": "0"}
 
@@ -29,6 +29,16 @@ stage_weights = dg.define_asset_job(
     selection=dg.AssetSelection.assets(model_weights),
     description="Copy a fleet's model into S3, verify it, and make it the one that engines stream. Safe to run again: "
     "what is there is not sent. Started by a sensor when the source has another revision.",
+    partitions_def=fleets,
+    tags=NO_RETRY,
+    executor_def=dg.in_process_executor,
+)
+
+retain = dg.define_asset_job(
+    "retain",
+    selection=dg.AssetSelection.assets(weights_retention),
+    description="Say which superseded stages of a fleet's model nobody needs. Removes them when launched with "
+    "`apply: true`, and only then.",
     partitions_def=fleets,
     tags=NO_RETRY,
     executor_def=dg.in_process_executor,

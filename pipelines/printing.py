@@ -1,11 +1,12 @@
 """Plans, proofs and tables for a terminal. JSON for machines is `resources/documents.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warmers.plan import WarmPlan
     from warmers.prefixes import PrefixSet
+    from warmers.retention import Decision
     from warmers.why import Explanation
 
 
@@ -49,6 +50,21 @@ def print_proof(proof: dict[str, Any]) -> None:
         f"TTFT {proof['ttft_cold_s']:.2f} s cold, {proof['ttft_warm_s']:.2f} s warm ({proof['speedup']:.1f} x); "
         f"output {'unchanged' if proof['output_unchanged'] else 'CHANGED'}"
     )
+
+
+def print_decisions(decisions: "Sequence[Decision]", left: Collection[str] | None) -> None:
+    """What happens to stages of weights. `left`: digests that are there after a removal; None: nothing was removed."""
+
+    def fate(decision: "Decision") -> str:
+        if left is not None and decision.digest not in left:
+            return "removed"
+        return "to be removed" if decision.remove else "stays"
+
+    rows = [[d.digest[:16], size(d.bytes), fate(d), d.why] for d in decisions]
+    print_table(["stage", "bytes", "", "why"], rows)
+    going = [d for d in decisions if (d.remove if left is None else d.digest not in left)]
+    total, what = sum(d.bytes for d in decisions), "to be removed" if left is None else "removed"
+    print(f"{size(sum(d.bytes for d in going))} of {size(total)} {what}")
 
 
 MAX_CHUNKS = 4

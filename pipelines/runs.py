@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -52,8 +52,11 @@ def open_instance(workspace: Workspace) -> dg.DagsterInstance:
         return dg.DagsterInstance.from_config(str(home))
 
 
-def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
-    """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted."""
+def run_job(name: str, fleet: str, workspace: Workspace, ops: Mapping[str, Any] | None = None) -> Finished:
+    """Run a job for one fleet in this process. Raises KeyboardInterrupt when a step was interrupted.
+
+    `ops`: configuration by asset.
+    """
     from pipelines.definitions import build_defs
 
     job = build_defs(workspace).resolve_job_def(name)
@@ -64,7 +67,7 @@ def run_job(name: str, fleet: str, workspace: Workspace) -> Finished:
             partition_key=fleet,
             instance=instance,
             raise_on_error=False,
-            run_config=QUIET,
+            run_config={**QUIET, "ops": {name: {"config": config} for name, config in (ops or {}).items()}},
             run_id=run_id,
             tags={FLEET_TAG: fleet, PROCESS_TAG: process_tag(run_id)},
         )

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
@@ -27,10 +27,12 @@ class StateLease:
     clock: Clock
 
     @contextmanager
-    def hold(self, namespace: str, ttl_s: float) -> Iterator[Fence]:
-        """Hold the namespace; renewed every third of `ttl_s`. Raises LeaseHeld."""
+    def hold(
+        self, namespace: str, ttl_s: float, patience_s: float = 0.0, on_event: Callable[[str], None] = print
+    ) -> Iterator[Fence]:
+        """Hold the namespace; renewed every third of `ttl_s`. Raises LeaseHeld, at once or after `patience_s`."""
         held = _Held(self.objects, self.clock, namespace, ttl_s)
-        held.acquire()
+        held.acquire_within(patience_s, on_event)
         beat = threading.Thread(target=held.keep, name=f"lease-{namespace}", daemon=True)
         beat.start()
         try:
@@ -97,6 +99,19 @@ class _Held:
                 do="Wait for that run; a dead holder's lease expires by itself.",
             )
         self.record = mine
+
+    def acquire_within(self, patience_s: float, on_event: Callable[[str], None]) -> None:
+        """Take the lease, once living holders have given it up."""
+        began = time.monotonic()
+        while True:
+            try:
+                self.acquire()
+            except LeaseHeld as held:
+                if time.monotonic() - began >= patience_s:
+                    raise
+                on_event(f"waiting: {held.seen}")
+            else:
+                return
 
     def keep(self) -> None:
         """Renew until the block ends. A missed beat is tried again; `check` watches the expiry meanwhile."""

@@ -7,6 +7,7 @@ and in which order, does not belong here (`resources/replicas.py`, `resources/lo
 import fcntl
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from warmers.errors import ProcessDied
 
 TAIL_LINES = 30
 POLL_S = 0.25
+LISTENING = range(20_000, 32_000)
 PROGRESS_EVERY_S = 5.0
 GRACE_S = 60.0
 """From SIGINT on, before it gets rougher; Valkey saves its data in it."""
@@ -206,12 +208,25 @@ def _yield_to_others(pid: int, nice: int) -> None:
             Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
+def free_ports(count: int) -> list[int]:
+    """Different TCP ports that are free on loopback, none of those that the kernel hands out by itself.
+
+    A server binds seconds after it was told its port. One from Linux's ephemeral range (32768 and up, unless set
+    otherwise) may have become some connection's own by then, or the next answer of this function.
+    """
+    found: list[int] = []
+    for port in random.sample(LISTENING, len(LISTENING)):
+        if len(found) == count:
+            break
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
+
+
 def free_port() -> int:
-    """A TCP port that was free on loopback just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One of them."""
+    return free_ports(1)[0]
 
 
 def _members(started: Started) -> list[int]:

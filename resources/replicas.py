@@ -15,7 +15,7 @@ from pathlib import Path
 from resources.engine import VllmEngine
 from resources.lmcache import LmcacheDaemon
 from resources.local_stack import HOST, LocalStack
-from resources.processes import InUse, OnEvent, Processes, free_port
+from resources.processes import InUse, OnEvent, Processes, free_ports
 from resources.replica_commands import ENGINE_ENV, LocalWeights, daemon_argv, engine_argv
 from resources.settings import LocalSettings
 from warmers.errors import ConfigError, EngineLost
@@ -187,8 +187,14 @@ class LocalReplicas:
             self.processes.stop(name)
         if self.weights.directory is not None:
             self._link_model(fleet, self.weights.directory)
-        spec, zmq = self._spec(fleet, store), free_port()
-        daemon_url, engine_url = f"http://{HOST}:{free_port()}", f"http://{HOST}:{free_port()}"
+        elif not fleet.model.stage_uri and not Path(fleet.model.path).is_dir():
+            raise ConfigError(
+                f"starting an engine of fleet {fleet.name!r}",
+                seen=f"there is no {fleet.model.path}",
+                do="Mount the root of the stages at model.mount (README, Weights), or leave it out to stream.",
+            )
+        spec, (zmq, *ports) = self._spec(fleet, store), free_ports(3)
+        daemon_url, engine_url = (f"http://{HOST}:{port}" for port in ports)
         shm = f"warmfront-{os.getpid()}-{zmq}"
         env = {**ENGINE_ENV, "OMP_NUM_THREADS": str(max(1, self.settings.threads // fleet.engine.tensor_parallel))}
         env["VLLM_CPU_KVCACHE_SPACE"] = str(self.settings.kv_space_gb)

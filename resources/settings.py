@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from warmers.errors import ConfigError
 
@@ -28,13 +38,22 @@ class ModelSettings(_Section):
         pattern="^/",
         description="VLLM_ASSETS_CACHE on every replica, which is in the KV keys; None: below local.directory",
     )
+    mount: str | None = Field(
+        default=None,
+        pattern="^/",
+        description="where every replica has `weights` mounted (Mountpoint for S3); None: replicas stream",
+    )
     verify: Literal["sizes", "sampled", "full"] = "sampled"
     samples: PositiveInt = Field(default=16, description="blocks of 16 MiB that a sampled verification reads")
+    keep_revisions: NonNegativeInt = Field(default=2, description="superseded stages that stay, the newest")
+    keep_days: NonNegativeFloat = Field(default=30.0, description="for which a superseded stage stays in any case")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.directory is None) == (self.source is None):
             raise ValueError("give either directory or source")
+        if self.mount is not None and self.source is None:
+            raise ValueError("mount is where stages are mounted: it needs source")
         return self
 
 

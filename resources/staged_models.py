@@ -1,6 +1,7 @@
 """A staged model as a fleet serves it: its small files, fetched once, and the string that is in its KV keys."""
 
 import json
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -9,10 +10,20 @@ from resources.model_files import describe
 from resources.stages import BucketStages
 from warmers.errors import NotStaged, WeightsError
 from warmers.fleet import Model
-from warmers.weights import WEIGHTS, Manifest, streamed_path
+from warmers.weights import WEIGHTS, Manifest, stage_path, streamed_path
 
 
-def read_stage(stages: BucketStages, name: str, directory: Path, assets_cache: str) -> Model:
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How replicas get at a stage: each way makes another model string, which is in every KV key."""
+
+    assets_cache: str
+    """VLLM_ASSETS_CACHE, where they stream."""
+    mount: str | None = None
+    """Where they have the root of all stages mounted, if they do."""
+
+
+def read_stage(stages: BucketStages, name: str, directory: Path, loading: Loading) -> Model:
     """The current stage of a model. `directory`: for its small files. Raises NotStaged before there is one."""
     current = stages.current(name)
     manifest = stages.manifest(name, current["digest"]) if current else None
@@ -21,21 +32,23 @@ def read_stage(stages: BucketStages, name: str, directory: Path, assets_cache: s
     _fetch(stages, manifest, directory / manifest.digest)
     last = {"digest": manifest.digest, "uri": stages.uri(name, manifest.digest)}
     _write(directory / f"{name}.json", json.dumps(last).encode())
-    return _model(name, last, directory, assets_cache)
+    return _model(name, last, directory, loading)
 
 
-def last_stage(name: str, directory: Path, assets_cache: str) -> Model:
+def last_stage(name: str, directory: Path, loading: Loading) -> Model:
     """The same as it was last read, while the embedded store does not run and nobody can move its pointer."""
     try:
         last = json.loads((directory / f"{name}.json").read_bytes())
     except FileNotFoundError:
         raise _not_staged(name) from None
-    return _model(name, last, directory, assets_cache)
+    return _model(name, last, directory, loading)
 
 
-def _model(name: str, last: dict[str, str], directory: Path, assets_cache: str) -> Model:
-    path = streamed_path(last["uri"], assets_cache)
-    return describe(directory / last["digest"], name, path, last["digest"], last["uri"])
+def _model(name: str, last: dict[str, str], directory: Path, loading: Loading) -> Model:
+    here, digest = directory / last["digest"], last["digest"]
+    if loading.mount is not None:
+        return describe(here, name, f"{loading.mount.rstrip('/')}/{stage_path(name, digest)}", digest)
+    return describe(here, name, streamed_path(last["uri"], loading.assets_cache), digest, last["uri"])
 
 
 def _not_staged(name: str) -> NotStaged:

@@ -6,21 +6,31 @@ models/<model>/current.json             points to a digest, moved by conditional
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from resources.s3 import error_code, s3_client, s3_failures
 from resources.uploads import PIECE_BYTES, Upload
 from warmers.errors import ConfigError
-from warmers.weights import BLOCK_BYTES, Manifest, StagedFile
+from warmers.retention import UNFINISHED_S, Stage
+from warmers.weights import BLOCK_BYTES, Manifest, StagedFile, stage_path
 
 MANIFEST = "manifest.json"
 NOTES = ".sent"
-STALE_S = 86_400.0
-"""Unfinished uploads older than this belong to nobody any more."""
+DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class _Listed(NamedTuple):
+    """One object, as a listing shows it."""
+
+    bytes: int
+    etag: str
+    modified_at: float
+    """Seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ class BucketStages:
 
     def uri(self, model: str, digest: str) -> str:
         """Where engines load a stage from."""
-        return f"s3://{self.bucket}/{self._key(model, digest)}"
+        return f"s3://{self.bucket}/{self.prefix and self.prefix + '/'}{stage_path(model, digest)}"
 
     def _key(self, *parts: str) -> str:
         return "/".join((*filter(None, [self.prefix]), "models", *parts))
@@ -81,13 +91,14 @@ class BucketStages:
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.bucket, Prefix=start, Delimiter="/"
             )
-            return [
+            folders = (
                 p["Prefix"].removeprefix(start).rstrip("/") for page in pages for p in page.get("CommonPrefixes", ())
-            ]
+            )
+            return [folder for folder in folders if DIGEST.fullmatch(folder)]
 
     def sizes(self, model: str, digest: str) -> dict[str, int]:
         """Bytes of a stage's objects by file name, the manifest apart."""
-        return {name: size for name, (size, _) in self._listed(model, digest).items() if name != MANIFEST}
+        return {name: found.bytes for name, found in self._listed(model, digest).items() if name != MANIFEST}
 
     def present(self, model: str, digest: str) -> Mapping[str, tuple[int, str]]:
         """Bytes and SHA-256 of a stage's objects, complete or not, by file name.
@@ -97,18 +108,21 @@ class BucketStages:
         listed, found = self._listed(model, digest), {}
         for name in self._listed(model, NOTES, digest):
             note = self._get(self._key(model, NOTES, digest, name))
-            sent = json.loads(note[0]) if note else {}
-            if listed.get(name) == (sent.get("bytes"), sent.get("etag")):
+            sent, there = json.loads(note[0]) if note else {}, listed.get(name)
+            if there is not None and (there.bytes, there.etag) == (sent.get("bytes"), sent.get("etag")):
                 found[name] = (sent["bytes"], sent["sha256"])
         return found
 
-    def _listed(self, *folder: str) -> dict[str, tuple[int, str]]:
-        """Bytes and ETag of the objects in a folder, by name."""
+    def _listed(self, *folder: str) -> dict[str, "_Listed"]:
+        """The objects below a folder, by name."""
         start = self._key(*folder, "")
         with s3_failures(f"listing s3://{self.bucket}/{start}"):
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start)
             found = (o for page in pages for o in page.get("Contents", ()))
-            return {o["Key"].removeprefix(start): (o["Size"], o["ETag"]) for o in found}
+            return {
+                o["Key"].removeprefix(start): _Listed(o["Size"], o["ETag"], o["LastModified"].timestamp())
+                for o in found
+            }
 
     def _note(self, model: str, digest: str, file: StagedFile) -> None:
         """Write down that a file is in its place; not every server keeps metadata with the object itself."""
@@ -188,19 +202,23 @@ class BucketStages:
                 else:
                     return
 
-    def staged_at(self, model: str, digest: str) -> float | None:
-        """When a stage was completed, in seconds since the epoch; None: it is not complete."""
-        from botocore.exceptions import ClientError
-
-        key = self._key(model, digest, MANIFEST)
-        with s3_failures(f"asking for s3://{self.bucket}/{key}"):
-            try:
-                head = self.client.head_object(Bucket=self.bucket, Key=key)
-            except ClientError as error:
-                if error_code(error) in ("404", "NoSuchKey"):
-                    return None
-                raise
-        return float(head["LastModified"].timestamp())
+    def staged(self, model: str) -> list[Stage]:
+        """Every stage with something left of it, complete or not."""
+        found = dict[str, list[tuple[str, int, float]]]()
+        for key, entry in self._listed(model).items():
+            folder, _, name = key.removeprefix(f"{NOTES}/").partition("/")
+            if DIGEST.fullmatch(folder):
+                noted = key.startswith(f"{NOTES}/")
+                found.setdefault(folder, []).append((NOTES if noted else name, entry.bytes, entry.modified_at))
+        return [
+            Stage(
+                digest,
+                sum(size for _, size, _ in objects),
+                next((at for name, _, at in objects if name == MANIFEST), None),
+                max(at for _, _, at in objects),
+            )
+            for digest, objects in found.items()
+        ]
 
     def remove(self, model: str, digest: str) -> None:
         """Remove a stage, its manifest first: from then on nobody takes it for complete."""
@@ -230,7 +248,7 @@ class BucketStages:
                     return []
                 raise
             for upload in uploads:
-                if now - upload["Initiated"].timestamp() > STALE_S:
+                if now - upload["Initiated"].timestamp() > UNFINISHED_S:
                     named = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=self.bucket, **named)
                     stale.append(upload["Key"])

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from resources.config import build_fleet, config_path, load_settings, local_directory
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
     from warmers.plan import ChunkTree, WarmPlan
     from warmers.prefixes import Engine, PrefixSet
     from warmers.presence import Presence
+    from warmers.retention import Decision
     from warmers.weights import WeightSource
 
 LEASE_TTL_S = 30.0
+STAGING_S = 86_400.0
+"""How long a stager waits for another one of the same model."""
 EMBEDDED_STAGES = "s3://warmfront"
+PROOFS = {"proof": "tried", "proven": "proven"}
 
 
 class SystemClock:
@@ -111,12 +116,13 @@ class Workspace:
 
         if settings.model.directory is not None:
             return read_model(settings.model.directory, settings.model.name, self.local_directory / "served")
-        from resources.staged_models import last_stage, read_stage
+        from resources.staged_models import Loading, last_stage, read_stage
 
-        name, directory, cache = settings.model.name, self.local_directory / "stages", self._assets_cache(settings)
+        name, directory = settings.model.name, self.local_directory / "stages"
+        loading = Loading(self._assets_cache(settings), settings.model.mount)
         if self.settings.weights is None and self.stack.processes.running("s3") is None:
-            return last_stage(name, directory, cache)
-        return read_stage(self.stages(), name, directory, cache)
+            return last_stage(name, directory, loading)
+        return read_stage(self.stages(), name, directory, loading)
 
     def stages(self) -> "BucketStages":
         """Where stages are. Raises BucketUnavailable where that is the embedded stack and it does not run."""
@@ -135,6 +141,39 @@ class Workspace:
         if self.settings.weights is None:
             stages.make_bucket()
         return stages
+
+    def stage_lease(self, model: str) -> "AbstractContextManager[Fence]":
+        """Hold a model's stages. A second stager waits for the first, and then finds its work done."""
+        from resources.leases import StateLease
+
+        name = f"weights-{quote(model, safe='')}"
+        return StateLease(self.state.objects, self.clock).hold(name, LEASE_TTL_S, STAGING_S, self.on_event)
+
+    def weights_needed(self, model: str) -> dict[str, str]:
+        """Digests of the stages of a model that have to stay, and who needs each."""
+        needed, current = dict[str, str](), self.stages().current(model)
+        if current is not None:
+            needed[current["digest"]] = "replicas that start load it"
+        for fleet in (fleet for fleet in self.settings.fleets if fleet.model.name == model):
+            for kind in ("proof", "proven"):
+                weights = (self.state.latest(fleet.name, kind) or {}).get("weights")
+                if weights is not None:
+                    needed.setdefault(weights, f"fleet {fleet.name} was last {PROOFS[kind]} with it")
+        return needed
+
+    def decide_weights(self, name: str) -> "tuple[Decision, ...]":
+        """What is to happen to the stages of a fleet's model; the most careful of the fleets that serve it counts."""
+        from warmers.retention import DAY_S, decide
+
+        model = self.fleet_settings(name).model.name
+        serving = [fleet.model for fleet in self.settings.fleets if fleet.model.name == model]
+        return decide(
+            self.stages().staged(model),
+            self.weights_needed(model),
+            keep=max(each.keep_revisions for each in serving),
+            keep_s=max(each.keep_days for each in serving) * DAY_S,
+            now=self.clock.now(),
+        )
 
     def source(self, name: str) -> "WeightSource":
         """Where the fleet's weights come from. Raises ConfigError where it serves a directory as it is."""

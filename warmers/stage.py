@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any, Protocol
 
 from warmers.errors import WeightsError
+from warmers.lease import Fence
 from warmers.safetensors import LENGTH_BYTES, Header, header_bytes, parse_header
 from warmers.weights import (
     BLOCK_BYTES,
@@ -98,14 +99,16 @@ def stage(
     source: WeightSource,
     model: str,
     store: StageStore,
+    fence: Fence,
     now: Callable[[], float],
     on_event: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda _: None,
 ) -> Staged:
     """Stage `model` from `source`: read what is new, check that it is complete, send what is not there, publish.
 
-    Raises WeightsError for what no engine could load, SourceUnavailable, and StateUnavailable for the store. Safe to
-    repeat after a kill at any moment: what was sent is found, and a pointer never names an incomplete stage.
+    `fence`: of the model's lease, without which nobody removes stages of it. Raises WeightsError for what no engine
+    could load, SourceUnavailable, BucketUnavailable, BucketRefused and LeaseLost. Safe to repeat after a kill at any
+    moment: what was sent is found, and a pointer never names an incomplete stage.
     """
     began = now()
     revision = source.resolve()
@@ -121,6 +124,7 @@ def stage(
     blocks |= _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, on_progress)
     whole = (replace(f, blocks=blocks.get(f.sha256) or _blocks(store, model, digest, f)) for f in staged)
     manifest = Manifest(model, digest, str(source), revision, tuple(sorted(whole, key=lambda f: f.name)))
+    fence.check()
     uri = store.publish(manifest, now())
     names = {how: tuple(s.file.name for s in steps if s.how == how) for how in ("send", "copy", "keep")}
     sent = sum(step.file.bytes for step in steps if step.how == "send")

@@ -273,23 +273,9 @@ def damage(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return (*found, *(f"{name} does not belong to it" for name in sorted(extra)))
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a model, as retention sees it."""
-
-    digest: str
-    staged_at: float
-    """Seconds since the epoch."""
-    bytes: int
-
-
-def superseded(
-    stages: Iterable[Stage], in_use: Collection[str], *, keep: int, keep_s: float, now: float
-) -> tuple[Stage, ...]:
-    """Stages to remove, oldest first: not in use, not among the `keep` newest, and older than `keep_s`."""
-    newest_first = sorted(stages, key=lambda stage: -stage.staged_at)
-    old = (stage for stage in newest_first[keep:] if now - stage.staged_at >= keep_s and stage.digest not in in_use)
-    return tuple(old)[::-1]
+def stage_path(model: str, digest: str) -> str:
+    """Where a stage is, below the root of all stages."""
+    return f"models/{model}/{digest}"
 
 
 def streamed_path(uri: str, assets_cache: str) -> str:

@@ -58,8 +58,10 @@ def warm_engine(directory: Path) -> Iterator[WarmEngine]:
     """Start it, warm the sample prompts, end it. Raises where the model or the engine environment is missing."""
     workspace = Workspace(_config(directory), on_event=lambda message: print(message, file=sys.stderr, flush=True))
     try:
-        model = workspace.fleet_settings().model.name
-        stage(workspace.source(workspace.fleet_settings().name), model, workspace.open_stages(), workspace.clock.now)
+        settings = workspace.fleet_settings()
+        source, stages = workspace.source(settings.name), workspace.open_stages()
+        with workspace.stage_lease(settings.model.name) as fence:
+            stage(source, settings.model.name, stages, fence, workspace.clock.now)
         fleet = workspace.fleet()
         with workspace.replicas(fleet.name).warmer(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())

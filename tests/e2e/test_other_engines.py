@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from engine_environment import needs_engine
 
-from resources.replicas import LocalReplicas
+from resources.replica_commands import engine_argv
 from warmers.errors import EngineMismatch, NotWarm
 from warmers.fleet import require_match
 from warmers.ledger import Rows
@@ -46,20 +46,17 @@ def test_two_ranks_are_warmed_checked_and_proven(host):
         assert (proof.verdict, proof.reasons) == ("proven", ())
 
 
-class WithoutConnector(LocalReplicas):
-    """Replicas whose engines were started without --kv-transfer-config."""
-
-    def _engine_argv(self, *arguments):
-        argv = super()._engine_argv(*arguments)
-        at = argv.index("--kv-transfer-config")
-        return argv[:at] + argv[at + 2 :]
+def without_connector(*arguments):
+    argv = engine_argv(*arguments)
+    at = argv.index("--kv-transfer-config")
+    return argv[:at] + argv[at + 2 :]
 
 
 @pytest.mark.fleet("bare")
-def test_an_engine_that_stores_nothing_is_recognised(host):
-    fleet, plain = host.fleet("bare"), host.replicas("bare")
-    replicas = WithoutConnector(plain.stack, plain.settings, plain.weights, plain.store_url, print)
-    with replicas.warmer(fleet) as replica:
+def test_an_engine_that_stores_nothing_is_recognised(host, monkeypatch):
+    monkeypatch.setattr("resources.replicas.engine_argv", without_connector)
+    fleet = host.fleet("bare")
+    with host.replicas("bare").warmer(fleet) as replica:
         with pytest.raises(EngineMismatch, match="without a KV connector"):
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
         found = host.find_prefixes(fleet, host.templates(fleet), replica.engine)

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from fakes import FreeFence
 from hub_server import Hub, serve
 from s3_proxy import between
 from weight_files import write_model
@@ -38,7 +39,7 @@ def model(tmp_path):
 
 
 def put(stages, directory, **more):
-    return stage(DirectorySource(directory), "m", stages, time.time, **more)
+    return stage(DirectorySource(directory), "m", stages, FreeFence(), time.time, **more)
 
 
 def objects(stages):
@@ -63,7 +64,7 @@ def test_a_stage_is_whole_and_again_sends_nothing(stages, model):
             reads.append(file.name)
             return super().read(file, start)
 
-    again = stage(Reading(model), "m", stages, time.time)
+    again = stage(Reading(model), "m", stages, FreeFence(), time.time)
     assert (again.sent_bytes, len(again.kept)) == (0, 7)
     assert again.manifest.digest == done.manifest.digest
     assert reads.count("model-00001-of-00002.safetensors") == 1  # its header alone
@@ -86,6 +87,7 @@ def test_one_changed_weight_sends_one_shard_and_the_rest_is_copied(stages, model
 
 KILLED = """
 import sys, time
+from fakes import FreeFence
 from resources.stages import BucketStages
 from resources.weight_sources import DirectorySource
 from warmers.stage import stage
@@ -96,7 +98,7 @@ class Slow(DirectorySource):
             yield piece
             time.sleep(0.01)
 
-done = stage(Slow(__import__("pathlib").Path(sys.argv[1])), "m", BucketStages.at(sys.argv[2]), time.time)
+done = stage(Slow(__import__("pathlib").Path(sys.argv[1])), "m", BucketStages.at(sys.argv[2]), FreeFence(), time.time)
 print(done.sent_bytes)
 """
 
@@ -106,7 +108,7 @@ def test_killed_at_random_moments_it_converges_and_the_pointer_never_names_what_
     random, kills = Random(7), 0  # noqa: S311
     argv = [sys.executable, "-c", KILLED, str(model), f"s3://{stages.bucket}/{stages.prefix}"]
     while True:
-        run = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+        run = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": f"{Path.cwd()}:{Path.cwd()}/tests"})
         try:
             run.wait(0.8 + 1.5 * random.random())
         except subprocess.TimeoutExpired:
@@ -209,20 +211,20 @@ def test_a_file_that_changes_while_it_is_staged_is_not_taken(stages, tmp_path):
                 yield piece
 
     with pytest.raises(SourceUnavailable, match="changed while it was read"):
-        stage(Changing(model), "m", stages, time.time)
+        stage(Changing(model), "m", stages, FreeFence(), time.time)
     assert stages.current("m") is None
 
 
 def test_from_another_bucket(stages, model, s3_uri):
     for path in model.iterdir():
         s3_client().put_object(Bucket=stages.bucket, Key=f"elsewhere/{path.name}", Body=path.read_bytes())
-    done = stage(BucketSource(stages.bucket, "elsewhere"), "m", stages, time.time)
+    done = stage(BucketSource(stages.bucket, "elsewhere"), "m", stages, FreeFence(), time.time)
     assert done.manifest.digest == put(stages, model).manifest.digest
     s3_client().put_object(Bucket=stages.bucket, Key="pickled/pytorch_model.bin", Body=b"x")
     with pytest.raises(WeightsError, match="pickles"):
-        stage(BucketSource(stages.bucket, "pickled"), "m", stages, time.time)
+        stage(BucketSource(stages.bucket, "pickled"), "m", stages, FreeFence(), time.time)
     with pytest.raises(BucketRefused, match=r"NoSuchBucket.*Correct the bucket's name"):
-        stage(BucketSource("no-such-bucket-here", "x"), "m", stages, time.time)
+        stage(BucketSource("no-such-bucket-here", "x"), "m", stages, FreeFence(), time.time)
 
 
 def test_a_source_that_is_missing_or_empty(stages, tmp_path):
@@ -241,10 +243,26 @@ def test_uploads_that_nobody_goes_on_with_are_aborted_and_stages_removed_whole(s
     begun = s3_client().list_multipart_uploads(Bucket=stages.bucket)["Uploads"][0]["Initiated"]
     assert stages.abort_stale("m", begun.timestamp() + 3600) == []
     assert stages.abort_stale("m", begun.timestamp() + 2 * 86400) == [key]
-    assert stages.staged_at("m", done.manifest.digest) == pytest.approx(time.time(), abs=60)
+    (stage,) = stages.staged("m")
+    assert stage.staged_at == stage.written_at == pytest.approx(time.time(), abs=60)
+    assert stage.bytes > done.manifest.total_bytes
+    assert stages.staged("m/nested") == []
     stages.remove("m", done.manifest.digest)
-    assert stages.staged_at("m", done.manifest.digest) is None
+    assert stages.staged("m") == []
     assert set(objects(stages)) == {"current.json"}
+
+
+def test_what_a_killed_removal_left_is_incomplete_and_removed_by_the_next(stages, model):
+    digest = put(stages, model).manifest.digest
+    stages.client.delete_object(Bucket=stages.bucket, Key=stages._key("m", digest, "manifest.json"))
+    (left,) = stages.staged("m")
+    assert (left.digest, left.staged_at) == (digest, None)
+    for name in stages.sizes("m", digest):
+        stages.client.delete_object(Bucket=stages.bucket, Key=stages._key("m", digest, name))
+    (notes,) = stages.staged("m")
+    assert notes.staged_at is None
+    stages.remove("m", digest)
+    assert stages.staged("m") == []
 
 
 def test_a_pointer_is_moved_by_whoever_reads_it_last(stages, model):
@@ -275,7 +293,7 @@ def hub(monkeypatch):
 
 
 def from_hub(stages, revision="main"):
-    return stage(HubSource("org/name", revision), "m", stages, time.time)
+    return stage(HubSource("org/name", revision), "m", stages, FreeFence(), time.time)
 
 
 def test_from_a_hub_a_branch_is_resolved_and_large_files_are_read_once(stages, model, hub):
@@ -313,7 +331,7 @@ def test_a_private_repository_needs_a_token(stages, model, hub, monkeypatch):
     done = from_hub(stages)
     assert "hf_secret" not in repr(done) + done.manifest.to_json().decode()
     with pytest.raises(WeightsError, match="Correct repository and revision"):
-        stage(HubSource("org/other", "main"), "m", stages, time.time)
+        stage(HubSource("org/other", "main"), "m", stages, FreeFence(), time.time)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Real sensors, jobs, Valkey and S3 API; a fake engine at the Protocol seam.
 import json
 import subprocess
 import sys
+import threading
 
 import dagster as dg
 import pytest
@@ -42,20 +43,26 @@ def fresh(workspace):
 
 
 def staged(workspace):
+    return ran(workspace, "stage_weights")
+
+
+def ran(workspace, name, **config):
     with dg.DagsterInstance.ephemeral() as instance:
-        job = build_defs(workspace).resolve_job_def("stage_weights")
-        return job.execute_in_process(partition_key="chat", instance=instance, raise_on_error=False)
+        job = build_defs(workspace).resolve_job_def(name)
+        return job.execute_in_process(
+            partition_key="chat", instance=instance, raise_on_error=False, run_config=config or None
+        )
 
 
-def change_a_weight(workspace):
+def change_a_weight(workspace, bits=1):
     shard = workspace.__dict__["files"] / "model-00001-of-00002.safetensors"
     content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
+    content[-1] ^= bits
     shard.write_bytes(content)
 
 
-def metadata(result):
-    (event,) = result.asset_materializations_for_node("model_weights")
+def metadata(result, node="model_weights"):
+    (event,) = result.asset_materializations_for_node(node)
     return {key: value.value for key, value in event.metadata.items()}
 
 
@@ -123,6 +130,56 @@ def test_another_revision_is_staged_and_then_warmed_anew(workspace):
         renewed = later.workspace.state.document("chat", "proof")
         assert (renewed["verdict"], renewed["namespace"] != proof["namespace"]) == ("proven", True)
         assert (later.tick(), later.tick("model_revision_changed")) == ([], [])
+
+
+APPLY = {"weights_retention": {"config": {"apply": True}}}
+
+
+def edit(workspace, **model):
+    settings = json.loads(workspace.path.read_text())
+    settings["fleets"][0]["model"] |= model
+    workspace.path.write_text(json.dumps(settings))
+    return fresh(workspace)
+
+
+def test_superseded_stages_are_shown_and_removed_only_when_asked(workspace):
+    digests = []
+    for _ in range(3):
+        assert staged(workspace).success
+        digests.append(workspace.stages().current("m")["digest"])
+        change_a_weight(workspace, bits=len(digests))
+    workspace.state.point("chat", "proven", b"{}", ".json", {"weights": digests[0]})
+    here = edit(workspace, keep_revisions=0, keep_days=0)
+    shown = metadata(ran(here, "retain"), "weights_retention")
+    assert (shown["removed"], len(here.stages().staged("m"))) == (0, 3)
+    rows = {record.data["digest"]: (record.data["what"], record.data["why"]) for record in shown["stages"].records}
+    assert rows[digests[0][:16]] == ("stays", "fleet chat was last proven with it")
+    assert rows[digests[1][:16]][0] == "would be removed"
+    assert rows[digests[2][:16]] == ("stays", "replicas that start load it")
+    done = metadata(ran(here, "retain", ops=APPLY), "weights_retention")
+    assert done["removed"] == 1
+    assert {stage.digest for stage in here.stages().staged("m")} == {digests[0], digests[2]}
+    assert metadata(ran(here, "retain", ops=APPLY), "weights_retention")["removed"] == 0
+
+
+def test_a_stager_waits_while_stages_are_removed(workspace):
+    waiting, results = threading.Event(), []
+    patient = FakedWorkspace(workspace.path, on_event=lambda said: waiting.set() if "waiting" in said else None)
+    run = threading.Thread(target=lambda: results.append(staged(patient)), daemon=True)
+    with workspace.stage_lease("m"):
+        run.start()
+        assert waiting.wait(60)
+        assert workspace.stages().staged("m") == []
+    run.join(60)
+    assert results[0].success
+
+
+def test_a_mounted_stage_is_a_directory_to_engines_and_its_path_is_in_keys(workspace):
+    here = edit(workspace, mount="/mnt/models/")
+    assert staged(here).success
+    model = here.fleet("chat").model
+    assert model.argument == model.path == f"/mnt/models/models/m/{model.weights_digest}"
+    assert edit(workspace, mount=None).fleet("chat").model.argument.startswith("s3://")
 
 
 def test_the_command_line_stages_and_verifies(workspace, tmp_path, monkeypatch):

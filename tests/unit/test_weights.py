@@ -15,7 +15,6 @@ from warmers.stage import joined, read_header, require_complete
 from warmers.weights import (
     Manifest,
     SourceFile,
-    Stage,
     StagedFile,
     damage,
     digest_of,
@@ -23,7 +22,6 @@ from warmers.weights import (
     needed,
     plan_stage,
     streamed_path,
-    superseded,
 )
 
 
@@ -188,15 +186,6 @@ def test_a_manifest_comes_back_and_says_what_a_listing_lacks():
     )  # fmt: skip
     with pytest.raises(WeightsError, match="Stage the model again"):
         Manifest.from_json(b'{"format": 99}')
-
-
-def test_superseded_stages_go_when_nobody_needs_them():
-    day = 86400.0
-    stages = [Stage(name, at * day, 1) for at, name in enumerate("abcde")]
-    gone = superseded(stages, {"b"}, keep=2, keep_s=2 * day, now=4.5 * day)
-    assert [stage.digest for stage in gone] == ["a", "c"]
-    assert superseded(stages, set("abcde"), keep=0, keep_s=0, now=99 * day) == ()
-    assert [s.digest for s in superseded(stages, set(), keep=0, keep_s=4 * day, now=4.5 * day)] == ["a"]
 
 
 def test_the_model_string_of_a_stage_is_the_one_that_vllm_makes():
