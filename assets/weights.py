@@ -13,6 +13,7 @@ from warmers.errors import WeightsError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from resources.stages import BucketStages
     from warmers.retention import Decision
     from warmers.stage import StageProgress
     from warmers.weights import Manifest
@@ -87,12 +88,7 @@ def manifest_complete(
     with failures():
         here = telling(workspace, context)
         model, stages = here.fleet_settings(context.partition_key).model, here.open_stages()
-        current = stages.current(model.name)
-        manifest = stages.manifest(model.name, current["digest"]) if current else None
-        if manifest is None:
-            raise WeightsError(
-                f"verifying the stage of {model.name}", seen="there is none", do="Materialize model_weights."
-            )
+        manifest = _current(stages, model.name)
         verified = verify(manifest, stages, model.verify, samples=model.samples)
         stages.distrust(model.name, manifest.digest, verified.damaged)
     said = f"{listed(verified.findings)}\n\nStage again: what is damaged is sent anew." if verified.findings else None
@@ -101,6 +97,40 @@ def manifest_complete(
         description=said,
         metadata={"digest": manifest.digest, "depth": model.verify, "read_bytes": verified.read_bytes},
     )
+
+
+@dg.asset_check(asset=model_weights, partitions_def=fleets, retry_policy=ONCE_MORE)
+def streamed_tensors_match(
+    context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
+) -> dg.AssetCheckResult:
+    """The tensors that the engines' own streamer gives are the bytes that were staged.
+
+    Looked at on this machine, where it has the engine's environment: the smallest shard, every one where `model.verify`
+    is `full`, none where it is `sizes`.
+    """
+    from warmers.verification import verify_streamed
+
+    with failures():
+        here = telling(workspace, context)
+        model, stages = here.fleet_settings(context.partition_key).model, here.open_stages()
+        manifest, streamer = _current(stages, model.name), here.streamer(context.partition_key)
+        uri = stages.uri(model.name, manifest.digest)
+        found = verify_streamed(manifest, uri, stages, streamer, model.verify) if streamer else ()
+    looked = "with the engine's environment" if streamer else "not looked at: no engine environment, or no streaming"
+    return dg.AssetCheckResult(
+        passed=not found,
+        description=f"{listed(found)}\n\nVerify in full, and stage again." if found else None,
+        metadata={"digest": manifest.digest, "looked": looked, "depth": model.verify},
+    )
+
+
+def _current(stages: "BucketStages", model: str) -> "Manifest":
+    """Of the stage that engines load."""
+    current = stages.current(model)
+    manifest = stages.manifest(model, current["digest"]) if current else None
+    if manifest is None:
+        raise WeightsError(f"verifying the stage of {model}", seen="there is none", do="Materialize model_weights.")
+    return manifest
 
 
 class Retaining(dg.Config):

@@ -21,6 +21,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
         ],
         asset_checks=[
             weights.manifest_complete,
+            weights.streamed_tensors_match,
             prompts.configuration_is_valid,
             prompts.templates_are_readable,
             prompts.tokens_match_engine,

@@ -8,7 +8,10 @@ from typing import Any
 from warmers.errors import BucketRefused, BucketUnavailable
 
 CONNECTIONS = 8
-PASSING = {"RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling", "RequestLimitExceeded"}
+PASSING = {
+    *("RequestTimeout", "SlowDown", "InternalError", "ServiceUnavailable", "Throttling", "RequestLimitExceeded"),
+    *("InvalidPart", "NoSuchUpload"),  # what was sent before is not all there any more
+}
 EMBEDDED_CREDENTIALS = {"aws_access_key_id": "embedded", "aws_secret_access_key": "embedded"}
 HELP = {
     "AccessDenied": "Give the role the permissions that the README lists.",

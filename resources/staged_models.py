@@ -7,6 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from resources.model_files import describe
+from resources.objects import unavailable
 from resources.stages import BucketStages
 from warmers.errors import NotStaged, WeightsError
 from warmers.fleet import Model
@@ -74,5 +75,9 @@ def _fetch(stages: BucketStages, manifest: Manifest, directory: Path) -> None:
 
 def _write(target: Path, content: bytes) -> None:
     scratch = target.with_name(f".{target.name}.{uuid4().hex}")
-    scratch.write_bytes(content)
-    scratch.replace(target)
+    try:
+        scratch.write_bytes(content)
+        scratch.replace(target)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise unavailable("writing", target, error) from error

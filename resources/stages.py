@@ -8,14 +8,14 @@ models/<model>/current.json             points to a digest, moved by conditional
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from resources.s3 import error_code, s3_client, s3_failures
 from resources.uploads import PIECE_BYTES, Upload
-from warmers.errors import ConfigError
+from warmers.errors import ConfigError, WeightsError
 from warmers.retention import UNFINISHED_S, Stage
 from warmers.weights import BLOCK_BYTES, Manifest, StagedFile, stage_path
 
@@ -81,7 +81,10 @@ class BucketStages:
 
     def manifests(self, model: str) -> Sequence[Manifest]:
         """Of every complete stage."""
-        found = (self.manifest(model, digest) for digest in self.digests(model))
+        found = list[Manifest | None]()
+        for digest in self.digests(model):
+            with suppress(WeightsError):  # of another version of warmfront
+                found.append(self.manifest(model, digest))
         return [manifest for manifest in found if manifest is not None]
 
     def digests(self, model: str) -> list[str]:
@@ -154,8 +157,8 @@ class BucketStages:
         file: StagedFile,
         read: Callable[[int], Iterator[bytes]],
         sent: Callable[[int], None],
-    ) -> tuple[int, ...]:
-        """Write one file from its bytes; CRC-32 of its blocks. Parts that are there already are not sent again.
+    ) -> tuple[str, ...]:
+        """Write one file from its bytes; its blocks. Parts that are there already are not sent again.
 
         Raises SourceChanged where the bytes are not those of `file`; the object does not appear then.
         """

@@ -19,9 +19,9 @@ from warmers.stage import joined
 from warmers.weights import BLOCK_BYTES, StagedFile, blocks_of
 
 MAX_PARTS = 9_999
-SENDERS = 4
-"""Parts under way at once: with one that is being read they are what a run holds in memory."""
-PIECE_BYTES = 4 << 20
+SENDERS = 3
+"""Parts of a file under way at once: with one that is being read they are what it takes in memory."""
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +59,30 @@ class Upload:
         """A multiple of a block, so that no file has more parts than S3 allows."""
         return BLOCK_BYTES * max(1, ceil(self.file.bytes / MAX_PARTS / BLOCK_BYTES))
 
-    def whole(self, read: Callable[[int], Iterator[bytes]]) -> tuple[int, ...]:
-        """In one request, for a small file; CRC-32 of its blocks."""
+    def whole(self, read: Callable[[int], Iterator[bytes]]) -> tuple[str, ...]:
+        """In one request, for a small file; its blocks."""
         body = b"".join(read(0))
-        self._require(sha256(body).hexdigest(), len(body))
+        passing = Passing(self.file)
+        passing.take(body)
+        passing.end()
         self.client.put_object(**self.target, Body=body)
         self.sent(len(body))
-        return tuple(blocks_of(body))
+        return tuple(passing.blocks)
 
-    def in_parts(self, read: Callable[[int], Iterator[bytes]]) -> tuple[int, ...]:
-        """In parts. What an earlier run sent is kept; the object is read back then, since nobody has seen it all."""
+    def in_parts(self, read: Callable[[int], Iterator[bytes]]) -> tuple[str, ...]:
+        """In parts; its blocks. What an earlier run sent is kept; the object is read back then.
+
+        Nobody has seen all of it in that case.
+        """
         upload_id = self._resume() or self._begin()
         first = next(n for n in range(1, MAX_PARTS + 2) if n not in self.parts)
         try:
-            crcs = self._send(upload_id, first, read)
+            blocks = self._send(upload_id, first, read)
         except SourceChanged:  # these parts are of a file that is no more
             self.client.abort_multipart_upload(**self.target, UploadId=upload_id)
             raise
         alone = self._complete(upload_id)
-        return crcs if first == 1 and alone else self._read_back()
+        return blocks if first == 1 and alone else self._read_back()
 
     def _begin(self) -> str:
         begun = self.client.create_multipart_upload(**self.target, ChecksumAlgorithm="CRC32")
@@ -107,16 +112,14 @@ class Upload:
     def _size_of(self, number: int) -> int:
         return min(self.part_bytes, self.file.bytes - (number - 1) * self.part_bytes)
 
-    def _send(self, upload_id: str, first: int, read: Callable[[int], Iterator[bytes]]) -> tuple[int, ...]:
-        """Send what is missing from part `first` on; the CRC-32 of every block from there."""
-        whole, total, crcs = sha256(), (first - 1) * self.part_bytes, list[int]()
+    def _send(self, upload_id: str, first: int, read: Callable[[int], Iterator[bytes]]) -> tuple[str, ...]:
+        """Send what is missing from part `first` on; the blocks from there."""
+        passing = Passing(self.file, (first - 1) * self.part_bytes)
         running = dict[Future[Part], int]()
         with ThreadPoolExecutor(SENDERS, "send") as pool:
             try:
-                for number, body in enumerate(joined(read(total), self.part_bytes), first):
-                    whole.update(body)
-                    total += len(body)
-                    crcs += blocks_of(body)
+                for number, body in enumerate(joined(read(passing.at), self.part_bytes), first):
+                    passing.take(body)
                     if number not in self.parts:
                         running[pool.submit(self._put, upload_id, number, body)] = number
                     self._take_in(running, leave=SENDERS)
@@ -124,8 +127,8 @@ class Upload:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        self._require(whole.hexdigest() if first == 1 else self.file.sha256, total)
-        return tuple(crcs)
+        passing.end()
+        return tuple(passing.blocks)
 
     def _put(self, upload_id: str, number: int, body: bytes) -> Part:
         checksum = base64.b64encode(zlib.crc32(body).to_bytes(4)).decode()
@@ -155,26 +158,55 @@ class Upload:
             return False
         return True
 
-    def _read_back(self) -> tuple[int, ...]:
-        whole, total, crcs = sha256(), 0, list[int]()
+    def _read_back(self) -> tuple[str, ...]:
+        passing = Passing(self.file)
         body = self.client.get_object(**self.target)["Body"]
-        with closing(body):
-            for block in joined(body.iter_chunks(PIECE_BYTES), BLOCK_BYTES):
-                whole.update(block)
-                total += len(block)
-                crcs.append(zlib.crc32(block))
         try:
-            self._require(whole.hexdigest(), total)
+            with closing(body):
+                for block in joined(body.iter_chunks(PIECE_BYTES), BLOCK_BYTES):
+                    passing.take(block)
+            passing.end()
         except SourceChanged:
             self.client.delete_object(**self.target)
             raise
-        return tuple(crcs)
+        return tuple(passing.blocks)
 
-    def _require(self, digest: str, total: int) -> None:
-        if (digest, total) != (self.file.sha256, self.file.bytes):
-            raise SourceChanged(
-                f"sending {self.file.name}",
-                seen=f"{total:,} bytes with SHA-256 {digest[:12]}…, not the {self.file.bytes:,} with "
-                f"{self.file.sha256[:12]}… that were read before",
-                do="It changed meanwhile, or was damaged on the way: stage again when nobody writes to it.",
-            )
+
+@dataclass(slots=True)
+class Passing:
+    """The bytes of a file as they pass, compared with what is known of it: its blocks, or else its SHA-256."""
+
+    file: StagedFile
+    at: int = 0
+    """Bytes that have passed, or were skipped: whole blocks."""
+    blocks: list[str] = field(default_factory=list)
+    """Of what has passed."""
+    digest: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.file.blocks and self.at == 0:
+            self.digest = sha256()
+
+    def take(self, body: bytes) -> None:
+        """The next bytes, whole blocks but for the last. Raises SourceChanged."""
+        found, first = list(blocks_of(body)), self.at // BLOCK_BYTES
+        self.at += len(body)
+        if self.file.blocks and found != list(self.file.blocks[first : first + len(found)]):
+            raise self._changed(f"other bytes before {self.at:,}")
+        if self.digest is not None:
+            self.digest.update(body)
+        self.blocks += found
+
+    def end(self) -> None:
+        """There are no more. Raises SourceChanged."""
+        if self.at != self.file.bytes:
+            raise self._changed(f"{self.at:,} bytes")
+        if self.digest is not None and self.digest.hexdigest() != self.file.sha256:
+            raise self._changed(f"SHA-256 {self.digest.hexdigest()[:12]}…")
+
+    def _changed(self, seen: str) -> SourceChanged:
+        return SourceChanged(
+            f"sending {self.file.name}",
+            seen=f"{seen}, not the {self.file.bytes:,} with SHA-256 {self.file.sha256[:12]}… that were read before",
+            do="It changed meanwhile, or was damaged on the way: stage again when nobody writes to it.",
+        )

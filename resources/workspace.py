@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from resources.replicas import HttpReplica, LocalReplicas
     from resources.stages import BucketStages
     from resources.state import StateStore
+    from resources.streamer import RunaiStreamer
     from warmers.fleet import Fleet, Model
     from warmers.lease import Fence
     from warmers.plan import ChunkTree, WarmPlan
@@ -240,6 +241,18 @@ class Workspace:
 
     def _assets_cache(self, settings: FleetSettings) -> str:
         return settings.model.assets_cache or str(self.local_directory / "assets")
+
+    def streamer(self, name: str) -> "RunaiStreamer | None":
+        """What the fleet's engines stream weights with; None where they do not, or none could run on this machine."""
+        from resources.streamer import RunaiStreamer
+
+        settings = self.fleet_settings(name)
+        if settings.model.source is None or settings.model.mount is not None:
+            return None
+        embedded = self.settings.weights is None
+        environment = self._weights(settings).environment(self.stack.s3_url() if embedded else "")
+        streamer = RunaiStreamer(self.settings.local.engine_python, environment)
+        return streamer if streamer.installed else None
 
     def running(self, fleet: "Fleet") -> "HttpReplica | None":
         """The running local replica of exactly this fleet; None where there is none, or can be none."""

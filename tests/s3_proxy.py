@@ -3,13 +3,32 @@
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
 import httpx
 
-Fault = Callable[[int, str, str], str | None]
-"""Of a request by number, method and path: the code of the error to answer with, `reset`, or None."""
 STATUS = {"SlowDown": 503, "InternalError": 500, "ExpiredToken": 400, "AccessDenied": 403, "RequestTimeTooSkewed": 403}
+OTHER_REGION = "eu-central-1"
+
+
+class Request(NamedTuple):
+    """What a fault is decided by."""
+
+    number: int
+    method: str
+    path: str
+    signed_for: str
+    """The region."""
+
+    @property
+    def sends_a_part(self):
+        return self.method == "PUT" and "partNumber" in self.path
+
+
+Fault = Callable[[Request], str | None]
+"""An error's code; `reset`; `lost`: the request is taken and forgotten; `elsewhere`: of another region; or None."""
 
 
 @contextmanager
@@ -23,10 +42,18 @@ def between(url: str, fault: Fault):
         def handle_any(self):
             body = self._body()
             with lock:
-                code = fault(next(numbers), self.command, self.path)
+                region = (self.headers.get("Authorization", "") + "////").split("/")[2]
+                code = fault(Request(next(numbers), self.command, self.path, region))
             if code == "reset":
                 self.close_connection = True
                 self.connection.close()
+                return
+            if code == "lost":
+                self.answer(200, b"", {"ETag": f'"{md5(body, usedforsecurity=False).hexdigest()}"'})
+                return
+            if code == "elsewhere":
+                said = f"<Error><Code>AuthorizationHeaderMalformed</Code><Region>{OTHER_REGION}</Region></Error>"
+                self.answer(400, said.encode(), {"x-amz-bucket-region": OTHER_REGION})
                 return
             if code is not None:
                 self.answer(

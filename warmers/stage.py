@@ -6,10 +6,10 @@ is written when every file is in its place, and the pointer moves after that.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from threading import Event, Lock
 from typing import Any, Protocol
 
 from warmers.errors import WeightsError
@@ -34,6 +34,9 @@ from warmers.weights import (
 
 READERS = 2
 """Files that are hashed at once; each keeps one core busy."""
+MOVERS = 2
+"""Files that are sent or copied at once: while one is being completed the other goes on."""
+TELL_EVERY_S = 0.5
 MAX_SHOWN = 5
 
 
@@ -66,8 +69,8 @@ class StageStore(Protocol):
         file: StagedFile,
         read: Callable[[int], Iterator[bytes]],
         sent: Callable[[int], None],
-    ) -> tuple[int, ...]:
-        """Write one file from its bytes; CRC-32 of its blocks. Parts that are there already are not sent again.
+    ) -> tuple[str, ...]:
+        """Write one file from its bytes; its blocks. Parts that are there already are not sent again.
 
         Raises SourceChanged where the bytes are not those of `file`; the object does not appear then.
         """
@@ -120,9 +123,8 @@ def stage(
     digest = digest_of(staged)
     elsewhere = {f.sha256: m.digest for m in known for f in m.files if m.digest != digest}
     steps = plan_stage(staged, store.present(model, digest), elsewhere)
-    blocks = {f.sha256: f.blocks for m in known for f in m.files}
-    blocks |= _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, on_progress)
-    whole = (replace(f, blocks=blocks.get(f.sha256) or _blocks(store, model, digest, f)) for f in staged)
+    blocks = _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, fence, on_progress)
+    whole = (replace(f, blocks=f.blocks or blocks.get(f.name) or _blocks(store, model, digest, f)) for f in staged)
     manifest = Manifest(model, digest, str(source), revision, tuple(sorted(whole, key=lambda f: f.name)))
     fence.check()
     uri = store.publish(manifest, now())
@@ -138,31 +140,29 @@ def digests(
     known: Sequence[Manifest],
     on_event: Callable[[str], None],
 ) -> list[StagedFile]:
-    """Every file with its SHA-256 and, of safetensors, what its header says.
+    """Every file with its SHA-256, its blocks where they are known and, of safetensors, what its header says.
 
     A digest is taken from the source where it says one, from an earlier stage where the source's version of the file is
     the same, and else from its bytes.
     """
     before = {(m.source, f.name, f.version): f.sha256 for m in known for f in m.files}
+    blocks = {f.sha256: f.blocks for m in known for f in m.files}
 
-    def digest(file: SourceFile) -> str:
+    def digest(file: SourceFile) -> StagedFile:
+        header = headers.get(file.name)
+        of_header = (len(header.tensors), header.parameters, header.dtypes) if header else (0, 0, ())
         there = file.sha256 or before.get((str(source), file.name, file.version))
         if there is not None:
-            return there
+            return StagedFile(file.name, file.bytes, there, file.version, *of_header, blocks.get(there, ()))
         on_event(f"reading {file.name}, {file.bytes:,} bytes")
-        whole = sha256()
-        for piece in source.read(file):
-            whole.update(piece)
-        return whole.hexdigest()
+        whole, seen = sha256(), list[str]()
+        for block in joined(source.read(file), BLOCK_BYTES):
+            whole.update(block)
+            seen += blocks_of(block)
+        return StagedFile(file.name, file.bytes, whole.hexdigest(), file.version, *of_header, tuple(seen))
 
     with ThreadPoolExecutor(READERS, "digest") as pool:
-        found = list(pool.map(digest, files))
-    return [_staged(file, sha, headers.get(file.name)) for file, sha in zip(files, found, strict=True)]
-
-
-def _staged(file: SourceFile, sha: str, header: Header | None) -> StagedFile:
-    of_header = (len(header.tensors), header.parameters, header.dtypes) if header else ()
-    return StagedFile(file.name, file.bytes, sha, file.version, *of_header)
+        return list(pool.map(digest, files))
 
 
 def require_complete(source: WeightSource, files: Sequence[SourceFile], headers: Mapping[str, Header]) -> None:
@@ -211,37 +211,73 @@ def _damaged(source: WeightSource, name: str, seen: str) -> WeightsError:
     return WeightsError(f"reading {name} of {source}", seen=seen, do="Get the file anew; nothing was staged.")
 
 
+@dataclass(slots=True)
+class _Moving:
+    """What the threads that move files tell the one that waits for them, and it them."""
+
+    lock: Lock = field(default_factory=Lock)
+    stopped: Event = field(default_factory=Event)
+    total: int = 0
+
+    def moved(self, count: int) -> None:
+        with self.lock:
+            self.total += count
+
+    def until_stopped(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            if self.stopped.is_set():
+                raise _Stopped
+            yield piece
+
+
+class _Stopped(Exception):
+    """Another file could not be moved, or the run was interrupted."""
+
+
 def _carry_out(
     steps: Sequence[StageStep],
     source: WeightSource,
     files: Mapping[str, SourceFile],
     stage: tuple[str, str],
     store: StageStore,
+    fence: Fence,
     on_progress: OnProgress,
-) -> dict[str, tuple[int, ...]]:
-    """Blocks of the files that were sent, by SHA-256."""
-    total, done, moved = sum(step.file.bytes for step in steps), 0, 0
-    blocks = dict[str, tuple[int, ...]]()
+) -> dict[str, tuple[str, ...]]:
+    """Move files, a few at once; blocks of those that were sent, by name."""
+    moving, total = _Moving(), sum(step.file.bytes for step in steps)
 
-    def tell(count: int) -> None:
-        nonlocal moved
-        moved += count
-        on_progress(StageProgress(done if moved < total else len(steps), len(steps), moved, total))
-
-    for done, step in enumerate(steps):  # noqa: B007 - `tell` reads it
+    def move(step: StageStep) -> tuple[str, ...]:
         if step.how == "send":
-            read = partial(source.read, files[step.file.name])
-            blocks[step.file.sha256] = store.send(*stage, step.file, read, tell)
-            continue
+            return store.send(*stage, step.file, read(files[step.file.name]), moving.moved)
         if step.how == "copy":
             store.copy(*stage, step.file, step.copied_from)
-        tell(step.file.bytes)
-    return blocks
+        moving.moved(step.file.bytes)
+        return step.file.blocks
+
+    def read(file: SourceFile) -> Callable[[int], Iterator[bytes]]:
+        return lambda start: moving.until_stopped(source.read(file, start))
+
+    with ThreadPoolExecutor(MOVERS, "move") as pool:
+        running = {pool.submit(move, step): step.file.name for step in steps}
+        pending, done = set(running), set[Future[tuple[str, ...]]]()
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                fence.check()
+                on_progress(StageProgress(len(steps) - len(pending), len(steps), moving.total, total))
+        except BaseException:
+            moving.stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {name: future.result() for future, name in running.items()}
 
 
-def _blocks(store: StageStore, model: str, digest: str, file: StagedFile) -> tuple[int, ...]:
+def _blocks(store: StageStore, model: str, digest: str, file: StagedFile) -> tuple[str, ...]:
     """Of a file that a killed run had sent, read back."""
-    return tuple(crc for block in joined(store.read(model, digest, file.name), BLOCK_BYTES) for crc in blocks_of(block))
+    pieces = store.read(model, digest, file.name)
+    return tuple(block for whole in joined(pieces, BLOCK_BYTES) for block in blocks_of(whole))
 
 
 def joined(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:

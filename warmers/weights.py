@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Literal, Protocol
-from zlib import crc32
+
+from blake3 import blake3
 
 from warmers.errors import WeightsError
 from warmers.safetensors import Header
 
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
 BLOCK_BYTES = 16 << 20
 """What is sent, and can be verified, by itself."""
 INDEX = "model.safetensors.index.json"
@@ -73,8 +74,8 @@ class StagedFile:
     tensors: int = 0
     parameters: int = 0
     dtypes: tuple[str, ...] = ()
-    blocks: tuple[int, ...] = ()
-    """CRC-32 of every block, for verification by samples."""
+    blocks: tuple[str, ...] = ()
+    """BLAKE3 of every block, 32 hex digits: what is read and compared by itself. Empty where nobody has read it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,10 @@ class Manifest:
             ) from None
 
 
-def blocks_of(content: bytes) -> Iterator[int]:
-    """CRC-32 of its blocks, in order; of content that starts at a block's start."""
-    return (crc32(content[at : at + BLOCK_BYTES]) for at in range(0, len(content), BLOCK_BYTES))
+def blocks_of(content: bytes) -> Iterator[str]:
+    """BLAKE3 of its blocks, in order; of content that starts at a block's start."""
+    view = memoryview(content)
+    return (blake3(view[at : at + BLOCK_BYTES]).hexdigest(16) for at in range(0, len(content), BLOCK_BYTES))
 
 
 def digest_of(files: Iterable[StagedFile]) -> str:

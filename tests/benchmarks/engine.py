@@ -12,6 +12,7 @@ from pathlib import Path
 
 from resources.config import load_settings
 from resources.replicas import HttpReplica
+from resources.settings import Settings
 from resources.workspace import Workspace
 from warmers.fleet import Fleet, require_match
 from warmers.plan import WarmPlan
@@ -72,14 +73,18 @@ def warm_engine(directory: Path) -> Iterator[WarmEngine]:
         workspace.stack.down()
 
 
-def _config(directory: Path) -> Path:
-    """The embedded configuration with a state of its own."""
+def embedded_settings(directory: Path) -> Settings:
+    """The embedded configuration with a state of its own. Raises where the engine environment is missing."""
     settings = load_settings(EMBEDDED.absolute())
     if not settings.local.engine_python.exists():
         raise RuntimeError(f"there is no engine environment {settings.local.engine_python}: run `make`")
     local = settings.local.model_copy(update={"directory": directory})
+    return settings.model_copy(update={"state": str(directory), "local": local})
+
+
+def _config(directory: Path) -> Path:
     path = directory / "warmfront.yaml"
-    path.write_text(settings.model_copy(update={"state": str(directory), "local": local}).model_dump_json())
+    path.write_text(embedded_settings(directory).model_dump_json())
     return path
 
 

@@ -8,13 +8,16 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from shutil import which
 
+import httpx
 import pytest
 from fakes import FreeFence
 from hub_server import Hub, serve
-from s3_proxy import between
+from s3_proxy import OTHER_REGION, between
 from weight_files import write_model
 
+from resources.processes import Processes, free_port
 from resources.s3 import s3_client
 from resources.stages import BucketStages
 from resources.weight_sources import BucketSource, DirectorySource, HubSource
@@ -346,8 +349,8 @@ def broken(stages, s3_endpoint, monkeypatch, fault):
 
 @pytest.mark.parametrize("code", ["SlowDown", "InternalError", "reset"])
 def test_what_passes_by_itself_is_waited_for(stages, model, s3_endpoint, monkeypatch, code):
-    def fault(number, method, path):
-        return code if number % 4 == 1 else None
+    def fault(request):
+        return code if request.number % 4 == 1 else None
 
     with broken(stages, s3_endpoint, monkeypatch, fault) as shaky:
         done = put(shaky, model)
@@ -367,9 +370,9 @@ def test_what_somebody_has_to_change_is_said_and_the_next_run_sends_the_rest(
 ):
     model, sent = write_model(tmp_path / "model", padding=MANY_BLOCKS), []
 
-    def fault(number, method, path):
-        if method == "PUT" and "partNumber" in path:
-            sent.append(path)
+    def fault(request):
+        if request.sends_a_part:
+            sent.append(request.path)
         return code if len(sent) > 3 else None
 
     with broken(stages, s3_endpoint, monkeypatch, fault) as expiring, pytest.raises(BucketRefused, match=says):
@@ -384,8 +387,8 @@ def test_a_pointer_that_may_not_be_moved_stays(stages, model, s3_endpoint, monke
     first = put(stages, model)
     (model / "config.json").write_text((model / "config.json").read_text() + " ")
 
-    def fault(number, method, path):
-        return "AccessDenied" if method == "PUT" and path.endswith("current.json") else None
+    def fault(request):
+        return "AccessDenied" if request.method == "PUT" and request.path.endswith("current.json") else None
 
     refused = pytest.raises(BucketRefused, match="moving the pointer")
     with broken(stages, s3_endpoint, monkeypatch, fault) as guarded, refused:
@@ -393,3 +396,73 @@ def test_a_pointer_that_may_not_be_moved_stays(stages, model, s3_endpoint, monke
     after = BucketStages(stages.bucket, stages.prefix)
     assert after.current("m")["digest"] == first.manifest.digest
     assert put(after, model).sent_bytes == 0
+
+
+def test_a_part_that_the_bucket_lost_is_sent_again_by_the_next_run(stages, tmp_path, s3_endpoint, monkeypatch):
+    model, lost = write_model(tmp_path / "model", padding=MANY_BLOCKS), []
+
+    def fault(request):
+        if request.sends_a_part and not lost:
+            lost.append(request.path)
+            return "lost"
+        return None
+
+    forgetful = broken(stages, s3_endpoint, monkeypatch, fault)
+    with forgetful as bucket, pytest.raises(BucketUnavailable, match=r"InvalidPart.*Run again"):
+        put(bucket, model)
+    again = BucketStages(stages.bucket, stages.prefix)
+    assert again.current("m") is None
+    done = put(again, model)
+    assert verify(done.manifest, again, "full").findings == ()
+
+
+def test_a_bucket_in_another_region_is_found_there(stages, model, s3_endpoint, monkeypatch):
+    regions = []
+
+    def fault(request):
+        regions.append(request.signed_for)
+        return None if request.signed_for == OTHER_REGION else "elsewhere"
+
+    with broken(stages, s3_endpoint, monkeypatch, fault) as far:
+        done = put(far, model)
+    assert set(regions) == {"us-east-1", OTHER_REGION}
+    assert verify(done.manifest, BucketStages(stages.bucket, stages.prefix), "full").findings == ()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a file system of 40 MB."""
+    directory = tmp_path / "small"
+    directory.mkdir()
+    argv = [which("mount"), "-t", "tmpfs", "-o", "size=40m", "tmpfs", directory]
+    if subprocess.run(argv, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs CAP_SYS_ADMIN")
+    yield directory
+    subprocess.run([which("umount"), directory], check=True)
+
+
+def answers(url):
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def test_a_bucket_whose_disk_is_full_keeps_what_was_current(tmp_path, small_disk):
+    processes, port = Processes(tmp_path / "processes"), free_port()
+    url, data = f"http://127.0.0.1:{port}", str(small_disk)
+    argv = [sys.executable, "-m", "localbucket", "--host", "127.0.0.1", "--port", str(port), data]
+    with processes.locked():
+        processes.start("s3", argv, url=url, spec="")
+        processes.wait("s3", lambda: answers(url), 30, print)
+    try:
+        stages = BucketStages.at("s3://full", url)
+        stages.make_bucket()
+        small = put(stages, write_model(tmp_path / "small_model"))
+        with pytest.raises(BucketUnavailable, match="sending model-0000"):
+            put(stages, write_model(tmp_path / "large_model", padding=MANY_BLOCKS))
+        assert stages.current("m")["digest"] == small.manifest.digest
+        assert verify(small.manifest, stages, "full").findings == ()
+    finally:
+        with processes.locked():
+            processes.stop("s3")

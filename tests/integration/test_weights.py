@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from shutil import which
 
 import dagster as dg
 import pytest
@@ -16,7 +17,7 @@ from weight_files import write_model
 
 from pipelines.definitions import build_defs
 from resources.s3 import s3_client
-from warmers.errors import NotStaged
+from warmers.errors import NotStaged, StateUnavailable
 
 
 @pytest.fixture
@@ -99,7 +100,9 @@ def test_a_damaged_stage_fails_the_blocking_check_and_is_sent_anew(workspace):
     stages.client.put_object(Bucket=stages.bucket, Key=stages._key("m", ".sent", digest, name), Body=note.encode())
     result = staged(workspace)
     assert not result.success
-    (check,) = result.get_asset_check_evaluations()
+    checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
+    assert checks["streamed_tensors_match"].metadata["looked"].value.startswith("not looked at")
+    check = checks["manifest_complete"]
     assert not check.passed
     assert f"{name} has other bytes than were staged" in check.description
     assert staged(workspace).success
@@ -180,6 +183,21 @@ def test_a_mounted_stage_is_a_directory_to_engines_and_its_path_is_in_keys(works
     model = here.fleet("chat").model
     assert model.argument == model.path == f"/mnt/models/models/m/{model.weights_digest}"
     assert edit(workspace, mount=None).fleet("chat").model.argument.startswith("s3://")
+
+
+def test_a_full_disk_of_this_machine_is_said(workspace):
+    assert staged(workspace).success
+    full = workspace.local_directory / "stages"
+    full.mkdir(parents=True, exist_ok=True)
+    if subprocess.run([which("mount"), "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs CAP_SYS_ADMIN")
+    try:
+        (full / "filler").write_bytes(b"x" * 4096)
+        with pytest.raises(StateUnavailable, match=r"writing .*No space left on device"):
+            workspace.fleet("chat")
+    finally:
+        subprocess.run([which("umount"), full], check=True)
+    assert workspace.fleet("chat").model.weights_digest
 
 
 def test_the_command_line_stages_and_verifies(workspace, tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ def test_a_plan_keeps_copies_and_sends():
 
 
 def test_a_manifest_comes_back_and_says_what_a_listing_lacks():
-    files = (staged("a", "1", dtypes=("F32",), blocks=(7,)), staged("b", "22"), staged("c", "333"))
+    files = (staged("a", "1", dtypes=("F32",), blocks=("7",)), staged("b", "22"), staged("c", "333"))
     manifest = Manifest("m", digest_of(files), "here", "", files)
     assert Manifest.from_json(manifest.to_json()) == manifest
     assert damage(manifest, {"a": 1, "b": 2, "c": 3}) == ()
