@@ -45,9 +45,10 @@ def model_weights(
         now = time.monotonic()
         if now - told > TELL_EVERY_S or progress.bytes == progress.total_bytes:
             told = now
+            left = f", {progress.seconds_left:.0f} s left" if progress.seconds_left else ""
             here.on_event(
                 f"staged {progress.files} of {progress.total_files} files, {progress.bytes:,} of "
-                f"{progress.total_bytes:,} bytes"
+                f"{progress.total_bytes:,} bytes, {progress.bytes_per_s / 1e6:,.0f} MB/s{left}"
             )
 
     with failures():

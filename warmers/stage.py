@@ -48,6 +48,18 @@ class StageProgress:
     total_files: int
     bytes: int
     total_bytes: int
+    seconds: float
+    """Since the first file began to move."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Files that were kept or copied count as well."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At that rate; None before anything has moved."""
+        return (self.total_bytes - self.bytes) / self.bytes_per_s if self.bytes_per_s else None
 
 
 OnProgress = Callable[[StageProgress], None]
@@ -123,7 +135,7 @@ def stage(
     digest = digest_of(staged)
     elsewhere = {f.sha256: m.digest for m in known for f in m.files if m.digest != digest}
     steps = plan_stage(staged, store.present(model, digest), elsewhere)
-    blocks = _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, fence, on_progress)
+    blocks = _carry_out(steps, source, {f.name: f for f in files}, (model, digest), store, fence, now, on_progress)
     whole = (replace(f, blocks=f.blocks or blocks.get(f.name) or _blocks(store, model, digest, f)) for f in staged)
     manifest = Manifest(model, digest, str(source), revision, tuple(sorted(whole, key=lambda f: f.name)))
     fence.check()
@@ -241,10 +253,11 @@ def _carry_out(
     stage: tuple[str, str],
     store: StageStore,
     fence: Fence,
+    now: Callable[[], float],
     on_progress: OnProgress,
 ) -> dict[str, tuple[str, ...]]:
     """Move files, a few at once; blocks of those that were sent, by name."""
-    moving, total = _Moving(), sum(step.file.bytes for step in steps)
+    moving, total, began = _Moving(), sum(step.file.bytes for step in steps), now()
 
     def move(step: StageStep) -> tuple[str, ...]:
         if step.how == "send":
@@ -266,7 +279,7 @@ def _carry_out(
                 for future in done:
                     future.result()
                 fence.check()
-                on_progress(StageProgress(len(steps) - len(pending), len(steps), moving.total, total))
+                on_progress(StageProgress(len(steps) - len(pending), len(steps), moving.total, total, now() - began))
         except BaseException:
             moving.stopped.set()
             pool.shutdown(cancel_futures=True)

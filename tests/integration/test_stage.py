@@ -55,6 +55,7 @@ def test_a_stage_is_whole_and_again_sends_nothing(stages, model):
     done = put(stages, model, on_progress=told.append)
     assert (len(done.sent), done.kept, done.copied) == (7, (), ())
     assert told[-1].bytes == told[-1].total_bytes == done.manifest.total_bytes
+    assert (told[-1].files, told[-1].seconds_left, told[-1].bytes_per_s > 0) == (7, 0, True)
     assert stages.current("m")["digest"] == done.manifest.digest
     assert verify(done.manifest, stages, "full").findings == ()
     assert verify(done.manifest, stages, "sampled").findings == ()
