@@ -4,6 +4,8 @@ Steps of a job run in one process, one after the other: they share one engine, a
 cost more than it isolates. Whole runs are never retried by Dagster; a rerun is cheap and asked for.
 """
 
+from functools import partial
+
 import dagster as dg
 
 from assets.cache import hit_rate, warm_chunks, warm_plan
@@ -11,53 +13,40 @@ from assets.partitions import fleets
 from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
 from assets.weights import model_weights, weights_retention
 
-NO_RETRY = {"dagster/max_retries": "0"}
+_job = partial(dg.define_asset_job, tags={"dagster/max_retries": "0"}, executor_def=dg.in_process_executor)
+_fleet_job = partial(_job, partitions_def=fleets)
 
-warm = dg.define_asset_job(
+stage_weights = _fleet_job(
+    "stage_weights",
+    selection=dg.AssetSelection.assets(model_weights),
+    description="Copy a fleet's model into S3, verify it, and make it the one that engines stream. Safe to run again: "
+    "what is there is not sent. Started by a sensor when the source has another revision.",
+)
+
+warm = _fleet_job(
     "warm",
     selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate)
     | dg.AssetSelection.checks(configuration_is_valid, templates_are_readable),
     description="Render a fleet's templates, plan, prefill what is missing from L2, and prove it on a cold replica. "
     "Safe to run again: what is in L2 already is not computed. Started by two sensors and each night.",
-    partitions_def=fleets,
-    tags=NO_RETRY,
-    executor_def=dg.in_process_executor,
 )
 
-stage_weights = dg.define_asset_job(
-    "stage_weights",
-    selection=dg.AssetSelection.assets(model_weights),
-    description="Copy a fleet's model into S3, verify it, and make it the one that engines stream. Safe to run again: "
-    "what is there is not sent. Started by a sensor when the source has another revision.",
-    partitions_def=fleets,
-    tags=NO_RETRY,
-    executor_def=dg.in_process_executor,
-)
-
-retain = dg.define_asset_job(
-    "retain",
-    selection=dg.AssetSelection.assets(weights_retention),
-    description="Say which superseded stages of a fleet's model nobody needs. Removes them when launched with "
-    "`apply: true`, and only then.",
-    partitions_def=fleets,
-    tags=NO_RETRY,
-    executor_def=dg.in_process_executor,
-)
-
-prove = dg.define_asset_job(
+prove = _fleet_job(
     "prove",
     selection=dg.AssetSelection.assets(hit_rate),
     description="Take the proof again, of what is in L2 now. Computes only its own cold controls; run it after the "
     "engine or L2 was touched.",
-    partitions_def=fleets,
-    tags=NO_RETRY,
-    executor_def=dg.in_process_executor,
 )
 
-read_templates = dg.define_asset_job(
+retain = _fleet_job(
+    "retain",
+    selection=dg.AssetSelection.assets(weights_retention),
+    description="Say which superseded stages of a fleet's model nobody needs. Removes them when launched with "
+    "`apply: true`, and only then.",
+)
+
+read_templates = _job(
     "read_templates",
     selection=dg.AssetSelection.checks(templates_are_readable),
     description="Look whether every template can be read, and say so on `prompt_templates`. Starts no engine.",
-    tags=NO_RETRY,
-    executor_def=dg.in_process_executor,
 )
