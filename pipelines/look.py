@@ -66,7 +66,7 @@ class Look:
             now = replace(now, repeats=0)
             if not self._is_warm(seen, namespace):
                 return self._ask("warm", seen, self._because(before, seen), now)
-        elif self.runs.may_be_repeated(self.workspace.clock.now()):
+        elif self.runs.may_be_repeated("warm", self.workspace.clock.now()):
             return self._ask("warm", seen, REPEAT, now)
         elif now.repeats < MAX_REPEATS and self._read_otherwise(seen):
             now = replace(now, repeats=now.repeats + 1)
@@ -95,7 +95,8 @@ class Look:
         By a run: Dagster 1.13 takes one check evaluation of a partition from sensors, and fails at the second.
         """
         if seen.trouble == now.trouble:
-            return now
+            repeat = self.runs.may_be_repeated("read_templates", self.workspace.clock.now())
+            return self._ask("read_templates", seen, REPEAT, now) if repeat else now
         because = f"cannot be read: {', '.join(seen.broken)}" if seen.broken else "everything can be read again"
         return self._ask("read_templates", seen, because, now)
 

@@ -96,19 +96,19 @@ class FleetRuns:
 
     def last_succeeded(self) -> bool:
         """Whether the last run of the job `warm` was a success."""
-        return any(record.dagster_run.is_success for record in self._warmings(1))
+        return any(record.dagster_run.is_success for record in self._latest("warm", 1))
 
-    def may_be_repeated(self, now: float) -> bool:
-        """Whether the last run of `warm` failed for a reason that may have passed, and was not repeated too often."""
-        latest = self._warmings(len(PAUSES_S) + 1)
+    def may_be_repeated(self, job: str, now: float) -> bool:
+        """Whether the last run of a job failed for a reason that may have passed, and was not repeated too often."""
+        latest = self._latest(job, len(PAUSES_S) + 1)
         repeats = list(takewhile(lambda record: record.dagster_run.tags.get(BECAUSE_TAG) == REPEAT, latest))
         if not latest or len(repeats) == len(PAUSES_S):
             return False
         waited = now - (latest[0].end_time or now)
         return waited >= PAUSES_S[len(repeats)] and self._may_pass(latest[0].dagster_run)
 
-    def _warmings(self, limit: int) -> Sequence[dg.RunRecord]:
-        of_fleet = dg.RunsFilter(job_name="warm", tags={PARTITION_TAG: self.fleet})
+    def _latest(self, job: str, limit: int) -> Sequence[dg.RunRecord]:
+        of_fleet = dg.RunsFilter(job_name=job, tags={PARTITION_TAG: self.fleet})
         return self.instance.get_run_records(of_fleet, limit=limit)
 
     def _may_pass(self, run: dg.DagsterRun) -> bool:

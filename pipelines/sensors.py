@@ -13,7 +13,7 @@ from assets.partitions import fleets
 from assets.tags import BECAUSE_TAG, FLEET_TAG
 from pipelines.jobs import read_templates, stage_weights, warm
 from pipelines.look import Look, read_cursor, write_cursor
-from pipelines.runs import FleetRuns
+from pipelines.runs import REPEAT, FleetRuns
 from resources.workspace import Workspace
 from warmers.changes import Watch
 from warmers.errors import ConfigError, NotStaged, SourceUnavailable, WarmfrontError
@@ -107,12 +107,16 @@ def clock_turned(
     minimum_interval_seconds=REVISION_S,
     default_status=dg.DefaultSensorStatus.RUNNING,
     description="Asks for a run of the job stage_weights where a fleet's source has another revision, or other files, "
-    "than its stage was made from. The next tick of prompt_templates_changed then asks for warming the new namespace.",
+    "than its stage was made from; again where the run failed for a reason that may pass. The next tick of "
+    "prompt_templates_changed then asks for warming the new namespace.",
 )
 def model_revision_changed(
     context: dg.SensorEvaluationContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.SensorResult:
-    """Ask for one run of `stage_weights` for each fleet whose source is another than a run was last asked for."""
+    """Ask for one run of `stage_weights` for each fleet whose source is another than a run was last asked for.
+
+    One that failed for a reason that may pass is asked for again, as runs of `warm` are.
+    """
     asked = read_asked(context.cursor)
     requests = []
     for fleet in fleets.get_partition_keys():
@@ -126,13 +130,16 @@ def model_revision_changed(
         except Exception:  # whatever it is, other fleets have their tick
             context.log.exception(f"looking at the weights of fleet {fleet!r}")
             continue
-        if asked.get(fleet) != seen and not FleetRuns(context.instance, fleet).unfinished():
+        runs, now = FleetRuns(context.instance, fleet), workspace.clock.now()
+        changed = asked.get(fleet) != seen
+        if not runs.unfinished() and (changed or runs.may_be_repeated("stage_weights", now)):
             asked[fleet] = seen
+            because = "the source of the weights changed" if changed else REPEAT
             requests.append(
                 dg.RunRequest(
-                    run_key=f"{fleet}:stage:{seen}:{workspace.clock.now():.0f}",
+                    run_key=f"{fleet}:stage:{seen}:{now:.0f}",
                     partition_key=fleet,
-                    tags={FLEET_TAG: fleet, BECAUSE_TAG: "the source of the weights changed"},
+                    tags={FLEET_TAG: fleet, BECAUSE_TAG: because},
                 )
             )
     return dg.SensorResult(run_requests=requests, cursor=json.dumps(asked))

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from resources.s3 import error_code, s3_client, s3_failures
 from resources.uploads import PIECE_BYTES, Upload
+from warmers.blocks import BLOCK_BYTES
 from warmers.errors import ConfigError, WeightsError
 from warmers.retention import UNFINISHED_S, Stage
-from warmers.weights import BLOCK_BYTES, Manifest, StagedFile, stage_path
+from warmers.weights import Manifest, StagedFile, stage_path
 
 MANIFEST = "manifest.json"
 NOTES = ".sent"

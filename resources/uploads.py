@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from hashlib import sha256
 from math import ceil
 from typing import Any
 
 from resources.s3 import error_code
+from warmers.blocks import BLOCK_BYTES, Passing, joined
 from warmers.errors import SourceChanged
-from warmers.stage import joined
-from warmers.weights import BLOCK_BYTES, StagedFile, blocks_of
+from warmers.weights import StagedFile
 
 MAX_PARTS = 9_999
 SENDERS = 3
@@ -170,43 +169,3 @@ class Upload:
             self.client.delete_object(**self.target)
             raise
         return tuple(passing.blocks)
-
-
-@dataclass(slots=True)
-class Passing:
-    """The bytes of a file as they pass, compared with what is known of it: its blocks, or else its SHA-256."""
-
-    file: StagedFile
-    at: int = 0
-    """Bytes that have passed, or were skipped: whole blocks."""
-    blocks: list[str] = field(default_factory=list)
-    """Of what has passed."""
-    digest: Any = None
-
-    def __post_init__(self) -> None:
-        if not self.file.blocks and self.at == 0:
-            self.digest = sha256()
-
-    def take(self, body: bytes) -> None:
-        """The next bytes, whole blocks but for the last. Raises SourceChanged."""
-        found, first = list(blocks_of(body)), self.at // BLOCK_BYTES
-        self.at += len(body)
-        if self.file.blocks and found != list(self.file.blocks[first : first + len(found)]):
-            raise self._changed(f"other bytes before {self.at:,}")
-        if self.digest is not None:
-            self.digest.update(body)
-        self.blocks += found
-
-    def end(self) -> None:
-        """There are no more. Raises SourceChanged."""
-        if self.at != self.file.bytes:
-            raise self._changed(f"{self.at:,} bytes")
-        if self.digest is not None and self.digest.hexdigest() != self.file.sha256:
-            raise self._changed(f"SHA-256 {self.digest.hexdigest()[:12]}…")
-
-    def _changed(self, seen: str) -> SourceChanged:
-        return SourceChanged(
-            f"sending {self.file.name}",
-            seen=f"{seen}, not the {self.file.bytes:,} with SHA-256 {self.file.sha256[:12]}… that were read before",
-            do="It changed meanwhile, or was damaged on the way: stage again when nobody writes to it.",
-        )

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from resources.s3 import error_code, s3_client, s3_failures
+from warmers.blocks import BLOCK_BYTES
 from warmers.errors import ConfigError, SourceChanged, SourceUnavailable, WeightsError
-from warmers.weights import BLOCK_BYTES, SourceFile
+from warmers.weights import SourceFile
 
 PIECE_BYTES = 4 << 20
 TIMEOUT_S = 60.0

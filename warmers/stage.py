@@ -7,16 +7,17 @@ is written when every file is in its place, and the pointer moves after that.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from threading import Event, Lock
 from typing import Any, Protocol
 
-from warmers.errors import WeightsError
+from warmers.blocks import BLOCK_BYTES, Passing, blocks_of, joined
+from warmers.errors import SourceChanged, WeightsError
 from warmers.lease import Fence
 from warmers.safetensors import LENGTH_BYTES, Header, header_bytes, parse_header
 from warmers.weights import (
-    BLOCK_BYTES,
     CONFIG,
     INDEX,
     WEIGHTS,
@@ -25,7 +26,6 @@ from warmers.weights import (
     StagedFile,
     StageStep,
     WeightSource,
-    blocks_of,
     digest_of,
     findings,
     needed,
@@ -92,6 +92,9 @@ class StageStore(Protocol):
 
     def read(self, model: str, digest: str, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Bytes of one object, in pieces; `end` is behind the last."""
+
+    def distrust(self, model: str, digest: str, names: Sequence[str]) -> None:
+        """Have files sent anew by the next run, whatever is there."""
 
     def publish(self, manifest: Manifest, now: float) -> str:
         """Write the manifest, then move the model's pointer to it; the URI of the stage."""
@@ -168,12 +171,12 @@ def digests(
             return StagedFile(file.name, file.bytes, there, file.version, *of_header, blocks.get(there, ()))
         on_event(f"reading {file.name}, {file.bytes:,} bytes")
         whole, seen = sha256(), list[str]()
-        for block in joined(source.read(file), BLOCK_BYTES):
+        for block in joined(moving.until_stopped(source.read(file)), BLOCK_BYTES):
             whole.update(block)
             seen += blocks_of(block)
         return StagedFile(file.name, file.bytes, whole.hexdigest(), file.version, *of_header, tuple(seen))
 
-    with ThreadPoolExecutor(READERS, "digest") as pool:
+    with _threads(READERS) as (pool, moving):
         return list(pool.map(digest, files))
 
 
@@ -243,7 +246,20 @@ class _Moving:
 
 
 class _Stopped(Exception):
-    """Another file could not be moved, or the run was interrupted."""
+    """Another file could not be read or moved, or the run was interrupted."""
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[tuple[ThreadPoolExecutor, _Moving]]:
+    """Threads that stop at the next piece of their file when the block fails."""
+    moving = _Moving()
+    with ThreadPoolExecutor(count, "stage") as pool:
+        try:
+            yield pool, moving
+        except BaseException:
+            moving.stopped.set()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _carry_out(
@@ -257,7 +273,7 @@ def _carry_out(
     on_progress: OnProgress,
 ) -> dict[str, tuple[str, ...]]:
     """Move files, a few at once; blocks of those that were sent, by name."""
-    moving, total, began = _Moving(), sum(step.file.bytes for step in steps), now()
+    total, began = sum(step.file.bytes for step in steps), now()
 
     def move(step: StageStep) -> tuple[str, ...]:
         if step.how == "send":
@@ -270,40 +286,29 @@ def _carry_out(
     def read(file: SourceFile) -> Callable[[int], Iterator[bytes]]:
         return lambda start: moving.until_stopped(source.read(file, start))
 
-    with ThreadPoolExecutor(MOVERS, "move") as pool:
+    with _threads(MOVERS) as (pool, moving):
         running = {pool.submit(move, step): step.file.name for step in steps}
         pending, done = set(running), set[Future[tuple[str, ...]]]()
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                fence.check()
-                on_progress(StageProgress(len(steps) - len(pending), len(steps), moving.total, total, now() - began))
-        except BaseException:
-            moving.stopped.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+        while pending:
+            done, pending = wait(pending, timeout=TELL_EVERY_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            fence.check()
+            on_progress(StageProgress(len(steps) - len(pending), len(steps), moving.total, total, now() - began))
     return {name: future.result() for future, name in running.items()}
 
 
 def _blocks(store: StageStore, model: str, digest: str, file: StagedFile) -> tuple[str, ...]:
-    """Of a file that a killed run had sent, read back."""
-    pieces = store.read(model, digest, file.name)
-    return tuple(block for whole in joined(pieces, BLOCK_BYTES) for block in blocks_of(whole))
+    """Of a file that a killed run had sent, read back. Raises SourceChanged where it is another.
 
-
-def joined(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of `size`, the last one apart."""
-    held, length = list[bytes](), 0
-    for piece in pieces:
-        at = 0
-        while length + len(piece) - at >= size:
-            cut = at + size - length
-            yield b"".join((*held, piece[at:cut]))
-            held, length, at = [], 0, cut
-        if at < len(piece):
-            held.append(piece[at:])
-            length += len(piece) - at
-    if held:
-        yield b"".join(held)
+    It is sent anew by the next run then.
+    """
+    passing = Passing(file)
+    try:
+        for block in joined(store.read(model, digest, file.name), BLOCK_BYTES):
+            passing.take(block)
+        passing.end()
+    except SourceChanged:
+        store.distrust(model, digest, [file.name])
+        raise
+    return tuple(passing.blocks)

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from blake3 import blake3
 
+from warmers.blocks import BLOCK_BYTES
 from warmers.errors import WeightsError
 from warmers.safetensors import LENGTH_BYTES, header_bytes
-from warmers.weights import BLOCK_BYTES, WEIGHTS, Manifest, StagedFile, damage
+from warmers.weights import WEIGHTS, Manifest, StagedFile, damage
 
 Depth = Literal["sizes", "sampled", "full"]
 READERS = 4

@@ -9,14 +9,10 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
-from blake3 import blake3
-
 from warmers.errors import WeightsError
 from warmers.safetensors import Header
 
 MANIFEST_FORMAT = 2
-BLOCK_BYTES = 16 << 20
-"""What is sent, and can be verified, by itself."""
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 WEIGHTS = ".safetensors"
@@ -117,12 +113,6 @@ class Manifest:
             raise WeightsError(
                 "reading a manifest", seen=f"{type(error).__name__}: {error}", do="Stage the model again."
             ) from None
-
-
-def blocks_of(content: bytes) -> Iterator[str]:
-    """BLAKE3 of its blocks, in order; of content that starts at a block's start."""
-    view = memoryview(content)
-    return (blake3(view[at : at + BLOCK_BYTES]).hexdigest(16) for at in range(0, len(content), BLOCK_BYTES))
 
 
 def digest_of(files: Iterable[StagedFile]) -> str:

@@ -353,6 +353,24 @@ def test_a_run_whose_process_was_killed_holds_nothing_up(settled, prompts):
     assert settled.instance.get_run_by_id(run.run_id).status == dg.DagsterRunStatus.FAILURE
 
 
+def test_a_killed_look_at_the_files_is_repeated(settled, prompts, workspace):
+    (prompts / "broken.yaml").write_text("messages: [")
+    assert (settled.tick(execute=False), settled.looks) == ([], ["chat"])
+    run_id = str(uuid4())
+    settled.instance.create_run_for_job(
+        settled.definitions.resolve_job_def("read_templates"),
+        run_id=run_id,
+        tags={**settled.requests[0].tags, PROCESS_TAG: f"{run_id}@{os.uname().nodename}:4194305:1"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    assert (settled.tick(), settled.looks) == ([], [])
+    workspace.clock.ahead += PAUSES_S[0] + 10
+    assert (settled.tick(), settled.looks) == ([], ["chat"])
+    assert not settled.readable("chat").passed
+    workspace.clock.ahead += 86400
+    assert (settled.tick(), settled.looks) == ([], [])
+
+
 def test_a_candidate_is_warmed_and_proven_beside_the_live_one_and_then_promoted(settled, prompts, workspace):
     candidate = prompts / "support.candidate.md"
     candidate.write_text(CHAT + "The next version says this as well, and more than one chunk of it.")

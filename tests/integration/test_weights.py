@@ -16,8 +16,9 @@ from fakes import FakedWorkspace, MovableClock
 from weight_files import write_model
 
 from pipelines.definitions import build_defs
+from pipelines.runs import PAUSES_S
 from resources.s3 import s3_client
-from warmers.errors import NotStaged, StateUnavailable
+from warmers.errors import BucketUnavailable, NotStaged, StateUnavailable
 
 
 @pytest.fixture
@@ -133,6 +134,28 @@ def test_another_revision_is_staged_and_then_warmed_anew(workspace):
         renewed = later.workspace.state.document("chat", "proof")
         assert (renewed["verdict"], renewed["namespace"] != proof["namespace"]) == ("proven", True)
         assert (later.tick(), later.tick("model_revision_changed")) == ([], [])
+
+
+def test_a_run_that_failed_while_the_bucket_was_away_is_asked_for_again(workspace, monkeypatch):
+    def away(self, *_):
+        raise BucketUnavailable("sending", seen="SlowDown", do="Run again: what was sent is found.")
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        days = Days(workspace, instance)
+        with monkeypatch.context() as patch:
+            patch.setattr("resources.stages.BucketStages.publish", away)
+            assert days.tick("model_revision_changed") == ["chat"]
+            for pause in PAUSES_S:
+                assert days.tick("model_revision_changed") == []
+                workspace.clock.ahead += pause + 10
+                assert days.tick("model_revision_changed") == ["chat"]
+            workspace.clock.ahead += 86400
+            assert days.tick("model_revision_changed") == []
+        change_a_weight(workspace)
+        assert days.tick("model_revision_changed") == ["chat"]
+        assert days.finished[-1].success
+        workspace.clock.ahead += 86400
+        assert days.tick("model_revision_changed") == []
 
 
 APPLY = {"weights_retention": {"config": {"apply": True}}}

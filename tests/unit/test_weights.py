@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from weight_files import CONFIG, safetensors, tensors, write_model
 
 from resources.weight_sources import DirectorySource, open_source
+from warmers.blocks import joined
 from warmers.errors import ConfigError, WeightsError
 from warmers.safetensors import LENGTH_BYTES, header_bytes, parse_header
-from warmers.stage import joined, read_header, require_complete
+from warmers.stage import read_header, require_complete
 from warmers.weights import (
     Manifest,
     SourceFile,
