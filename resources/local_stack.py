@@ -11,7 +11,6 @@ from typing import Literal
 
 from resources.kv_store import ValkeyStore
 from resources.processes import OnEvent, Processes, Started, free_port
-from resources.s3 import s3_client
 from warmers.errors import BucketUnavailable, StoreUnavailable
 
 HOST = "127.0.0.1"
@@ -75,9 +74,6 @@ class LocalStack:
     def down(self) -> list[str]:
         """End everything that was started here; the names of what there was."""
         with self.processes.locked():
-            s3 = self.processes.running("s3")
-            if s3 is not None and s3_client.cache_info().currsize:
-                s3_client(s3.url).close()  # it waits for connections that this very process keeps open
             names = self.processes.names()
             return [name for name in STOP_ORDER if name in names and self.processes.stop(name)]
 

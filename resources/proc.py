@@ -23,6 +23,16 @@ def start_ticks(pid: int) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def ignores(pid: int, number: int) -> bool:
+    """Whether a process ignores a signal, as it may have inherited; False for one that is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")), 0)
+    return bool(mask >> (number - 1) & 1)
+
+
 def session_of(leader: int) -> list[int]:
     """Pids of everything in a session."""
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())

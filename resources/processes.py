@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from resources.proc import SHARED_MEMORY, session_of, shared_memory, start_ticks
+from resources.proc import SHARED_MEMORY, ignores, session_of, shared_memory, start_ticks
 from warmers.errors import ProcessDied
 
 TAIL_LINES = 30
@@ -159,8 +159,9 @@ class Processes:
             if not members:
                 break
             for pid in members:
+                deaf = number == signal.SIGINT and ignores(pid, number)  # a shell's background job has it from there
                 with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal.SIGTERM if deaf else number)
             members = _wait_gone(started, patience)
         for segment in segments | {str(p) for p in SHARED_MEMORY.glob(f"*{started.shm}*") if started.shm}:
             Path(segment).unlink(missing_ok=True)

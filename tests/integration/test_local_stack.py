@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from resources.local_stack import LocalStack
-from resources.processes import Processes, start_ticks
+from resources.proc import ignores, start_ticks
+from resources.processes import GRACE_S, Processes
 from warmers.errors import ProcessDied, StoreUnavailable
 
 PARENT = """
@@ -61,6 +62,19 @@ def test_a_process_that_dies_shows_the_end_of_its_log(processes):
     processes.start("p", [sys.executable, "-c", "print('what went wrong'); raise SystemExit(3)"], url="", spec="")
     with pytest.raises(ProcessDied, match=r"(?s)it ended after.*what went wrong"):
         processes.wait("p", lambda: False, 30, lambda _: None)
+
+
+def test_one_that_was_started_deaf_to_interrupts_is_ended_at_once(processes):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for its background jobs
+    try:
+        started = processes.start("p", ["sleep", "600"], url="", spec="")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ignores(started.pid, signal.SIGINT)
+    began = time.monotonic()
+    assert processes.stop("p")
+    assert not alive(started.pid)
+    assert time.monotonic() - began < GRACE_S / 2
 
 
 def test_a_reused_pid_is_not_ours(processes, tmp_path):
