@@ -17,6 +17,7 @@ from pipelines.printing import print_decisions, print_explanation, print_plan, p
 from warmers.errors import ConfigError, NotStaged, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
+    from resources.settings import ModelSettings
     from resources.workspace import Workspace
 
 app = typer.Typer(
@@ -154,7 +155,10 @@ def why(
 def stage(
     fleet: FleetName = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Send nothing: compare the stage with its manifest.")
+        bool,
+        typer.Option(
+            "--verify", help="Send nothing: compare the stage with its manifest. The next run sends what is damaged."
+        ),
     ] = False,
     depth: Annotated[Depth | None, typer.Option(help="How much that reads; by default what model.verify says.")] = None,
     as_json: Json = False,
@@ -165,7 +169,7 @@ def stage(
     workspace = _workspace()
     settings = workspace.fleet_settings(fleet)
     if verify:
-        _verify(workspace, settings.model.name, depth or Depth(settings.model.verify), as_json)
+        _verify(workspace, settings.model, depth or Depth(settings.model.verify), as_json)
         return
     workspace.source(settings.name)  # raises ConfigError before anything is started
     finished = run_job("stage_weights", settings.name, workspace)
@@ -271,22 +275,24 @@ def _run(job: str, fleet: str | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verify(workspace: "Workspace", model: str, depth: "Depth", as_json: bool) -> None:
+def _verify(workspace: "Workspace", model: "ModelSettings", depth: "Depth", as_json: bool) -> None:
     """Print what a verification of the current stage finds; exit code 2 where that is anything."""
     from warmers.verification import verify
 
     stages = workspace.open_stages()
-    current = stages.current(model)
-    manifest = stages.manifest(model, current["digest"]) if current else None
+    current = stages.current(model.name)
+    manifest = stages.manifest(model.name, current["digest"]) if current else None
     if manifest is None:
-        raise NotStaged(f"verifying the stage of {model}", seen="there is none", do="Run warmfront stage.")
-    verified = verify(manifest, stages, depth.value)
+        raise NotStaged(f"verifying the stage of {model.name}", seen="there is none", do="Run warmfront stage.")
+    verified = verify(manifest, stages, depth.value, samples=model.samples)
+    stages.distrust(model.name, manifest.digest, verified.damaged)
     if as_json:
         _print({"digest": manifest.digest, "findings": verified.findings, "read_bytes": verified.read_bytes})
     else:
         for finding in verified.findings:
             _say(finding)
-        _say(f"{model} {manifest.digest[:16]}: {len(verified.findings)} findings, {verified.read_bytes:,} bytes read")
+        said = f"{len(verified.findings)} findings, {verified.read_bytes:,} bytes read"
+        _say(f"{model.name} {manifest.digest[:16]}: {said}")
     if verified.findings:
         raise typer.Exit(2)
 

@@ -89,16 +89,21 @@ def test_a_stage_is_what_keys_and_namespace_are_made_of(workspace):
     assert after.model.tokenizer_digest == before.model.tokenizer_digest
 
 
-def test_a_damaged_stage_fails_the_blocking_check_and_is_sent_anew(workspace):
-    assert staged(workspace).success
-    stages, digest = workspace.stages(), workspace.fleet("chat").model.weights_digest
-    key, name = stages._key("m", digest, "model-00002-of-00002.safetensors"), "model-00002-of-00002.safetensors"
+def rot(stages, digest, name):
+    """Damage an object as the disk below it would: nobody has written it."""
+    key = stages._key("m", digest, name)
     body = bytearray(stages.client.get_object(Bucket=stages.bucket, Key=key)["Body"].read())
     body[-1] ^= 1
     etag = stages.client.put_object(Bucket=stages.bucket, Key=key, Body=bytes(body))["ETag"]
     (sha,) = [file.sha256 for file in stages.manifest("m", digest).files if file.name == name]
-    note = json.dumps({"bytes": len(body), "etag": etag, "sha256": sha})  # as if the disk below had rotted
+    note = json.dumps({"bytes": len(body), "etag": etag, "sha256": sha})
     stages.client.put_object(Bucket=stages.bucket, Key=stages._key("m", ".sent", digest, name), Body=note.encode())
+
+
+def test_a_damaged_stage_fails_the_blocking_check_and_is_sent_anew(workspace):
+    assert staged(workspace).success
+    name = "model-00002-of-00002.safetensors"
+    rot(workspace.stages(), workspace.fleet("chat").model.weights_digest, name)
     result = staged(workspace)
     assert not result.success
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
@@ -238,6 +243,12 @@ def test_the_command_line_stages_and_verifies(workspace, tmp_path, monkeypatch):
     code, said = run("--verify")
     assert (code, said["findings"]) == (0, [])
     stages = workspace.stages()
+    rot(stages, said["digest"], "model-00001-of-00002.safetensors")
+    code, said = run("--verify")
+    assert (code, len(said["findings"])) == (2, 1)
+    assert run()[0] == 0  # what was found is sent anew
+    code, said = run("--verify")
+    assert (code, said["findings"]) == (0, [])
     key = stages._key("m", said["digest"], "tokenizer.json")
     stages.client.delete_object(Bucket=stages.bucket, Key=key)
     code, said = run("--verify", "--depth", "sizes")
