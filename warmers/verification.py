@@ -136,6 +136,8 @@ def _look(store: StageReader, manifest: Manifest, span: _Span) -> list[tuple[Sta
                 if digest.hexdigest(16) != span.file.blocks[number]:
                     wrong.append((span.file, number))
                 digest, number = blake3(), number + 1
+    if at < span.end:  # it has become shorter since it was listed
+        wrong.append((span.file, number))
     return wrong
 
 

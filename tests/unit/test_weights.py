@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from weight_files import CONFIG, safetensors, tensors, write_model
 
 from resources.weight_sources import DirectorySource, open_source
-from warmers.blocks import joined
+from warmers.blocks import BLOCK_BYTES, blocks_of, joined
 from warmers.errors import ConfigError, WeightsError
 from warmers.safetensors import LENGTH_BYTES, header_bytes, parse_header
 from warmers.stage import read_header, require_complete
+from warmers.verification import verify
 from warmers.weights import (
     Manifest,
     SourceFile,
@@ -201,3 +202,20 @@ def test_joined_pieces_are_the_same_bytes(pieces, size):
     assert b"".join(found) == b"".join(pieces)
     assert all(len(piece) == size for piece in found[:-1])
     assert all(0 < len(piece) <= size for piece in found)
+
+
+@pytest.mark.parametrize("left", [0, 5, BLOCK_BYTES, BLOCK_BYTES + 5])
+def test_an_object_that_became_shorter_since_it_was_listed_is_damaged(left):
+    content = bytes(BLOCK_BYTES + 9)
+    file = StagedFile("a", len(content), "0" * 64, blocks=tuple(blocks_of(content)))
+
+    class Shrunk:
+        def sizes(self, model, digest):
+            return {"a": file.bytes}
+
+        def read(self, model, digest, name, start=0, end=None):
+            yield content[:left][start:end]
+
+    seen = verify(Manifest("m", "d", "s", "", (file,)), Shrunk(), "full")
+    assert seen.damaged == ("a",)
+    assert f"between {left // BLOCK_BYTES * BLOCK_BYTES:,}" in seen.findings[0]
