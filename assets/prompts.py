@@ -79,10 +79,14 @@ def prompt_prefixes(
 def configuration_is_valid(
     context: dg.AssetCheckExecutionContext, workspace: dg.ResourceParam[Workspace]
 ) -> dg.AssetCheckResult:
-    """warmfront.yaml is complete and every path in it exists. A broken field is named, with what to write there."""
+    """warmfront.yaml is complete and every path in it exists. A broken field is named, with what to write there.
+
+    Where L2 is a file system, it takes and renames files.
+    """
     tag_process(context)
     try:
         fleet = workspace.fleet(context.partition_key)
+        workspace.require_store(fleet.name)
     except ConfigError as error:
         return dg.AssetCheckResult(passed=False, description=str(error))
     return dg.AssetCheckResult(passed=True, metadata={"namespace": fleet.namespace})

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from resources.settings import DNS_LABEL, FleetSettings, ModelSettings, Settings
+from resources.settings import DNS_LABEL, FileSystemSettings, FleetSettings, ModelSettings, Settings, ValkeySettings
 from warmers.errors import ConfigError
 from warmers.fleet import EngineSpec, Fleet, Model, ProofFloors, WarmLimits
 
@@ -78,9 +78,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _field(raw: Any, location: tuple[int | str, ...]) -> str:
-    """`fleets.chat.engine.dtype`: the entry of a list by its name where it has one."""
+    """`fleets.chat.engine.dtype`: the entry of a list by its name where it has one; which tier was read is left out."""
     words, here = [], raw
-    for part in location:
+    for number, part in enumerate(location, 1):
+        if isinstance(here, dict) and part not in here and number < len(location):
+            continue
         here = _inside(here, part)
         name = here.get("name") if isinstance(part, int) and isinstance(here, dict) else None
         words.append(str(name or part))
@@ -109,10 +111,16 @@ def _anchor(settings: Settings, path: Path) -> Settings:
             return fleet.model.model_copy(update={"directory": directory})
         return fleet.model.model_copy(update={"source": _located(fleet.model.source or "", base)})
 
+    def l2(fleet: FleetSettings) -> ValkeySettings | FileSystemSettings:
+        if fleet.l2.type == "valkey":
+            return fleet.l2
+        return fleet.l2.model_copy(update={"directory": there(f"fleets.{fleet.name}.l2.directory", fleet.l2.directory)})
+
     fleets = [
         fleet.model_copy(
             update={
                 "model": model(fleet),
+                "l2": l2(fleet),
                 "prompts": fleet.prompts.model_copy(update={"directory": _located(fleet.prompts.directory, base)}),
             }
         )
@@ -136,7 +144,7 @@ def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | Non
         model=model,
         engine=EngineSpec(**settings.engine.model_dump()),
         store=settings.l2.type,
-        ttl_s=settings.l2.ttl_s,
+        ttl_s=settings.l2.ttl_s if settings.l2.type == "valkey" else None,
         limits=WarmLimits(**settings.warm.model_dump()),
         floors=ProofFloors(**settings.proof.model_dump()),
         prefill_tokens_per_s=tokens_per_s,

@@ -1,7 +1,10 @@
 """The LMCache daemon over HTTP: what it says of itself, its counters, dropping L1."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
 
 from resources.http_service import HttpService
 from resources.metrics import read_metrics, total
@@ -29,7 +32,7 @@ class LmcacheDaemon:
             lmcache=str(self.http.json("GET", "/lmc_version")).partition("-")[0],
             chunk_tokens=status["chunk_size"],
             hash_algorithm=status["hash_algorithm"],
-            key_prefixes=tuple(str(adapter.get("key_prefix", "")) for adapter in adapters),
+            namespaces=tuple(_namespace(adapter) for adapter in adapters),
             engines=tuple(sorted({str(context["model_name"]) for context in contexts.values()})),
         )
 
@@ -58,3 +61,7 @@ class LmcacheDaemon:
             total(samples, f"lmcache_mp_l2_store_{name}_objects_chunks_total") for name in ("submitted", "completed")
         )
         return StoreCounts(submitted, completed)
+
+
+def _namespace(adapter: Mapping[str, Any]) -> str:
+    return str(adapter.get("key_prefix") or PurePosixPath(str(adapter.get("base_path", ""))).name)

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from resources.local_stack import HOST
@@ -48,10 +49,12 @@ class LocalWeights:
         return {"VLLM_ASSETS_CACHE": self.assets_cache, **embedded, **path_style}
 
 
-def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq: int, shm: str) -> list[str]:
-    """LMCache's server, one for one namespace."""
+def l2_adapter(fleet: Fleet, store: str) -> dict[str, Any]:
+    """LMCache's adapter for a fleet's namespace. `store`: redis://host:port, or the directory of all namespaces."""
+    if fleet.store == "fs":
+        return {"type": "fs", "base_path": f"{store.rstrip('/')}/{fleet.namespace}"}
     valkey = urlsplit(store)
-    adapter = {
+    return {
         "type": "valkey",
         "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
         "key_prefix": fleet.namespace,
@@ -60,6 +63,10 @@ def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq
         "connection_timeout": 2.0,
         "ttl_seconds": fleet.ttl_s,
     }
+
+
+def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq: int, shm: str) -> list[str]:
+    """LMCache's server, one for one namespace."""
     return [
         str(settings.engine_python.with_name("lmcache")),
         *("server", "--host", HOST, "--port", str(zmq)),
@@ -67,7 +74,7 @@ def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq
         *("--chunk-size", str(fleet.engine.chunk_tokens), "--hash-algorithm", fleet.engine.hash_algorithm),
         *("--l1-size-gb", str(settings.l1_gb), "--eviction-policy", "LRU"),
         *("--supported-transfer-mode", "auto", "--shm-name", shm, "--metrics-sample-rate", "1.0"),
-        *("--l2-adapter", json.dumps(adapter)),
+        *("--l2-adapter", json.dumps(l2_adapter(fleet, store))),
     ]
 
 

@@ -76,8 +76,8 @@ class LocalReplicas:
     stack: LocalStack
     settings: LocalSettings
     weights: LocalWeights
-    store_url: str | None = None
-    """None: the embedded Valkey, started when it is needed."""
+    store_place: str | None = None
+    """redis://host:port, or the directory of all namespaces; None: the embedded Valkey, started when it is needed."""
     on_event: OnEvent = print
 
     @property
@@ -133,7 +133,7 @@ class LocalReplicas:
 
     def running(self, fleet: Fleet) -> HttpReplica | None:
         """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
-        return self._attach(fleet, self.store_url or self.stack.valkey_url())
+        return self._attach(fleet, self.store_place or self.stack.valkey_url())
 
     def _require_engine(self) -> None:
         """Raise ConfigError before anything is started."""
@@ -145,7 +145,7 @@ class LocalReplicas:
                 )
 
     def _store(self) -> str:
-        return self.store_url or self.stack.ensure()
+        return self.store_place or self.stack.ensure()
 
     def _attach(self, fleet: Fleet, store: str, *, fresh: bool = False) -> HttpReplica | None:
         """The running replica if it is the fleet's and healthy, and has served nothing where `fresh` is asked for."""

@@ -3,17 +3,19 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Tag,
     field_validator,
     model_validator,
 )
@@ -77,7 +79,7 @@ class EngineSettings(_Section):
 
 
 class ValkeySettings(_Section):
-    """`l2`: the shared tier."""
+    """`l2` of type valkey: Valkey, Redis or ElastiCache."""
 
     type: Literal["valkey"] = "valkey"
     url: str | None = Field(default=None, description="redis://host:port; None: the embedded stack's Valkey")
@@ -93,6 +95,28 @@ class ValkeySettings(_Section):
         if url is not None and not re.fullmatch(r"redis://[^/?#]+", url):
             raise ValueError("give redis://host:port; LMCache's adapter knows database 0 alone")
         return url
+
+
+class FileSystemSettings(_Section):
+    """`l2` of type fs: a directory that every replica and this machine have mounted, read and write."""
+
+    type: Literal["fs"] = "fs"
+    directory: Path = Field(description="namespaces are directories below it")
+
+
+def _tier(given: Any) -> str:
+    kind = given.get("type", "valkey") if isinstance(given, dict) else getattr(given, "type", "valkey")
+    return kind if isinstance(kind, str) else ""
+
+
+L2Settings = Annotated[
+    Annotated[ValkeySettings, Tag("valkey")] | Annotated[FileSystemSettings, Tag("fs")],
+    Discriminator(
+        _tier,
+        custom_error_type="l2_type",
+        custom_error_message="its type is none that is known: valkey, fs",
+    ),
+]
 
 
 class PromptSettings(_Section):
@@ -151,7 +175,7 @@ class FleetSettings(_Section):
     model: ModelSettings
     engine: EngineSettings
     prompts: PromptSettings
-    l2: ValkeySettings = ValkeySettings()
+    l2: L2Settings = ValkeySettings()
     warm: WarmSettings = WarmSettings()
     proof: ProofSettings = ProofSettings()
 

@@ -21,7 +21,6 @@ from resources.settings import FleetSettings, Settings
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
-    from resources.kv_store import ValkeyStore
     from resources.local_stack import LocalStack
     from resources.prompts import Prompts, PromptSource
     from resources.replica_commands import LocalWeights
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from warmers.lease import Fence
     from warmers.plan import ChunkTree, WarmPlan
     from warmers.prefixes import Engine, PrefixSet
-    from warmers.presence import Presence
+    from warmers.presence import KVStore, Presence
     from warmers.retention import Decision
     from warmers.weights import WeightSource
 
@@ -212,25 +211,37 @@ class Workspace:
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
         return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
 
-    def store(self, name: str) -> "ValkeyStore":
+    def store(self, name: str) -> "KVStore":
         """The fleet's L2. Raises StoreUnavailable where it is the embedded one and does not run."""
+        from resources.file_store import FileStore
         from resources.kv_store import ValkeyStore
 
         l2 = self.fleet_settings(name).l2
+        if l2.type == "fs":
+            return FileStore(l2.directory / self.fleet(name).namespace)
         return ValkeyStore(l2.url or self.stack.valkey_url(), l2.username, l2.password_env)
+
+    def require_store(self, name: str) -> None:
+        """Raise ConfigError where the fleet's L2 is a mount that LMCache cannot write chunks to."""
+        from resources.file_store import FileStore
+
+        store = self.store(name) if self.fleet_settings(name).l2.type == "fs" else None
+        if isinstance(store, FileStore):
+            store.require_rename()
 
     def replicas(self, name: str) -> "LocalReplicas":
         """Where the fleet's replicas come from."""
         from resources.replicas import LocalReplicas
 
         settings = self.fleet_settings(name)
-        if settings.l2.password_env is not None:
+        if settings.l2.type == "valkey" and settings.l2.password_env is not None:
             raise ConfigError(
                 f"starting a local replica of fleet {name!r}",
                 seen="l2.password_env is set, and LMCache's valkey adapter takes a password on its command line only",
                 do="Use a Valkey on loopback without a password for local replicas.",
             )
-        return LocalReplicas(self.stack, self.settings.local, self._weights(settings), settings.l2.url, self.on_event)
+        place = str(settings.l2.directory) if settings.l2.type == "fs" else settings.l2.url
+        return LocalReplicas(self.stack, self.settings.local, self._weights(settings), place, self.on_event)
 
     def _weights(self, settings: FleetSettings) -> "LocalWeights":
         from resources.replica_commands import LocalWeights
@@ -256,7 +267,8 @@ class Workspace:
 
     def running(self, fleet: "Fleet") -> "HttpReplica | None":
         """The running local replica of exactly this fleet; None where there is none, or can be none."""
-        if self.fleet_settings(fleet.name).l2.password_env is not None:
+        l2 = self.fleet_settings(fleet.name).l2
+        if l2.type == "valkey" and l2.password_env is not None:
             return None
         return self.replicas(fleet.name).running(fleet)
 

@@ -110,7 +110,8 @@ class Fleet:
     model: Model
     engine: EngineSpec
     store: StoreKind = "valkey"
-    ttl_s: int = 7 * 86400
+    ttl_s: int | None = 7 * 86400
+    """After which L2 forgets a chunk that nobody refreshes; None: it never does by itself."""
     limits: WarmLimits = field(default_factory=WarmLimits)
     floors: ProofFloors = field(default_factory=ProofFloors)
     prefill_tokens_per_s: float | None = None
@@ -118,7 +119,7 @@ class Fleet:
 
     @property
     def namespace(self) -> str:
-        """`<fleet>-<16 hex>`: the L2 key prefix. Changes when anything changes that makes KV incompatible."""
+        """`<fleet>-<16 hex>`: in L2's keys or paths. Changes when anything does that makes KV incompatible."""
         shaping = {
             "model": self.model.path,
             "weights": self.model.weights_digest,
@@ -165,8 +166,8 @@ class DaemonIdentity:
     lmcache: str
     chunk_tokens: int
     hash_algorithm: str
-    key_prefixes: tuple[str, ...]
-    """Key prefix of every L2 adapter."""
+    namespaces: tuple[str, ...]
+    """Of every L2 adapter: its key prefix, or the last part of its directory."""
     engines: tuple[str, ...]
     """Model paths of the engines that have registered."""
 
@@ -187,7 +188,7 @@ def require_match(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity) 
         ("LMCache's version", spec.lmcache, daemon.lmcache),
         ("LMCache's chunk size", spec.chunk_tokens, daemon.chunk_tokens),
         ("LMCache's hash algorithm", spec.hash_algorithm, daemon.hash_algorithm),
-        ("LMCache's L2 key prefix", (fleet.namespace,), daemon.key_prefixes),
+        ("LMCache's L2 key prefix or directory", (fleet.namespace,), daemon.namespaces),
     ]
     found = [f"{what} is {seen!r}, not {want!r}" for what, want, seen in pairs if seen is not None and seen != want]
     if engine.connector == "":

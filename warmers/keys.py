@@ -11,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from warmers.errors import ConfigError
 from warmers.fleet import Fleet, StoreKind
 
 TokenIds = NDArray[np.uint32]
@@ -21,6 +22,7 @@ Hashes = NDArray[np.uint8]
 ROOT_HASH = blake3(bytes(8) + bytes(4)).digest()
 FORBIDDEN_IN_SALT = frozenset("@/\\\0")
 MAX_SALT = 128
+MAX_FILE_NAME = 255
 
 
 def chunk_hashes(ids: TokenIds, chunk_tokens: int) -> Hashes:
@@ -81,10 +83,20 @@ class KeyLayout:
         return f"{self.world_size << 24 | rank << 16 | self.world_size << 8 | rank:08x}"
 
     def name(self, digest: str, rank: int, salt: str = "") -> str:
-        """The key of one chunk (64 hex digits) for one rank. The object group is 0: one KV layout a model."""
+        """The key of one chunk (64 hex digits) for one rank. The object group is 0: one KV layout a model.
+
+        Raises ConfigError for one that no file can bear.
+        """
         tail = f"@{salt}" if salt else ""
         if self.store == "fs":
-            return f"{self.model.replace('/', '-SEP-')}@0x{self.rank(rank)}@0@{digest}{tail}.data"
+            name = f"{self.model.replace('/', '-SEP-')}@0x{self.rank(rank)}@0@{digest}{tail}.data"
+            if len(name.encode()) > MAX_FILE_NAME:
+                raise ConfigError(
+                    f"naming the file of a chunk of {self.model}",
+                    seen=f"{name[:40]}… has {len(name.encode())} characters, and file systems take {MAX_FILE_NAME}",
+                    do="LMCache could not store it: serve the model under a shorter path, or shorten the salt.",
+                )
+            return name
         head = f"{self.prefix}@" if self.prefix else ""
         return f"{head}{self.model}@{self.rank(rank)}@0@{digest}{tail}"
 

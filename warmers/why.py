@@ -213,7 +213,8 @@ def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows, now: flo
 def _state(size: int, warmed_at: float | None, fleet: Fleet, now: float) -> State:
     if size >= 0:
         return "present" if size == fleet.chunk_bytes else "wrong size"
-    return "missing" if warmed_at is None or now - warmed_at < fleet.ttl_s else "expired"
+    expires = warmed_at is not None and fleet.ttl_s is not None and now - warmed_at >= fleet.ttl_s
+    return "expired" if expires else "missing"
 
 
 def _whole(chunks: Sequence[ChunkState], fleet: Fleet) -> int:
@@ -241,7 +242,8 @@ def _past(chunk: ChunkState, fleet: Fleet, now: float) -> str:
         return "the ledger has never seen it warmed"
     at = datetime.fromtimestamp(chunk.warmed_at, UTC)
     age = (now - chunk.warmed_at) / 3600
-    return f"it was warmed at {at:%Y-%m-%d %H:%M} UTC, {age:,.1f} h ago, with a TTL of {fleet.ttl_s / 3600:.1f} h"
+    ttl = "no TTL" if fleet.ttl_s is None else f"a TTL of {fleet.ttl_s / 3600:.1f} h"
+    return f"it was warmed at {at:%Y-%m-%d %H:%M} UTC, {age:,.1f} h ago, with {ttl}"
 
 
 def _remedy(chunk: ChunkState) -> str:

@@ -16,8 +16,8 @@ from engine_environment import PYTHON, fleet, sentences, write_config
 
 from resources.workspace import Workspace
 
-FLEETS = ("chat", "tp2", "bare")
-"""Order of starts: plain, tensor parallel 2, and an engine without its KV connector."""
+FLEETS = ("chat", "shared", "tp2", "bare")
+"""Order of starts: plain, on a shared file system, tensor parallel 2, and an engine without its KV connector."""
 
 
 def pytest_collection_modifyitems(items):
@@ -89,7 +89,9 @@ def host(tmp_path_factory, tiny_model):
     (prompts / "tools.json").write_text(
         json.dumps({"messages": [{"role": "system", "content": "Use tools."}], "tools": [tool]})
     )
-    fleets = [fleet("chat", tiny_model), fleet("tp2", tiny_model, tensor_parallel=2), fleet("bare", tiny_model)]
+    (directory / "kv").mkdir()
+    on_files = fleet("shared", tiny_model) | {"l2": {"type": "fs", "directory": "kv"}}
+    fleets = [fleet("chat", tiny_model), on_files, fleet("tp2", tiny_model, tensor_parallel=2), fleet("bare", tiny_model)]
     workspace = Workspace(write_config(directory, fleets), on_event=print)
     yield workspace
     workspace.stack.down()

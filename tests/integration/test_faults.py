@@ -214,7 +214,7 @@ def the_engine_serves_another_model(scene):
 @fault(("LMCache's L2 key prefix is ('somebody-else',)", "Nothing was sent"))
 def the_daemon_is_of_another_namespace(scene):
     identity = scene.engine.daemon_identity
-    scene.engine.daemon_identity = lambda: replace(identity(), key_prefixes=("somebody-else",))
+    scene.engine.daemon_identity = lambda: replace(identity(), namespaces=("somebody-else",))
     yield
     del scene.engine.daemon_identity
 

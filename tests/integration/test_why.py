@@ -198,7 +198,7 @@ def test_a_missing_rank_an_expired_and_a_truncated_chunk(case, ask, valkey):
 
 def test_an_engine_whose_model_string_is_another_is_named(case, ask, monkeypatch):
     identity = case.workspace.engine.daemon_identity()
-    other = type(identity)(identity.lmcache, identity.chunk_tokens, "blake3", identity.key_prefixes, ("/models/copy",))
+    other = type(identity)(identity.lmcache, identity.chunk_tokens, "blake3", identity.namespaces, ("/models/copy",))
     monkeypatch.setattr(case.workspace.engine, "daemon_identity", lambda: other, raising=False)
     code, out, _ = ask(case.request)
     assert code == 2

@@ -59,6 +59,11 @@ def test_the_stack_is_found_whatever_else_is_wrong(write, tmp_path):
         ([{**FLEET, "model": {"name": "m", "directory": "gone"}}], r"fleets\.chat\.model\.directory"),
         ([{**FLEET, "l2": {"url": "redis://u:secret@h:1"}}], r"fleets\.chat\.l2\.url.*password_env"),
         ([{**FLEET, "l2": {"url": "redis://h/3"}}], "database 0 alone"),
+        ([{**FLEET, "l2": {"type": "tape"}}], r"fleets\.chat\.l2.*none that is known: valkey, fs"),
+        (
+            [{**FLEET, "l2": {"type": "fs", "directory": "nowhere"}}],
+            r"fleets\.chat\.l2\.directory: there is no directory",
+        ),
         ([], "fleets"),
     ],
 )

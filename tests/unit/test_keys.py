@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmers.errors import ConfigError
 from warmers.keys import ROOT_HASH, KeyLayout, check_salt, chunk_hashes, chunk_keys
 
 FIRST = "084547b6c40ed5b05ba8cd0305db5bf74d5617673948d9ed193ab7d6cbc484d4"
@@ -27,6 +28,14 @@ def test_golden_values():
 )
 def test_key_forms(layout, salt, expected):
     assert list(chunk_keys(IDS, layout, salt)) == expected
+
+
+def test_a_key_that_no_file_could_bear_is_refused():
+    salt = "s" * 128
+    assert len(next(iter(chunk_keys(IDS, KeyLayout("m" * 43, store="fs"), salt)))) == 255
+    with pytest.raises(ConfigError, match="256 characters"):
+        list(chunk_keys(IDS, KeyLayout("m" * 44, store="fs"), salt))
+    assert list(chunk_keys(IDS, KeyLayout("m" * 44), salt))
 
 
 @pytest.mark.parametrize("salt", ["a@b", "a/b", "a\\b", "a\0b", "x" * 129])

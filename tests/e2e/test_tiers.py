@@ -1,0 +1,40 @@
+"""L2 tiers other than the embedded Valkey: warmed, checked, damaged, repaired and proven on a real engine."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from engine_environment import needs_engine
+
+from warmers.fleet import require_match
+from warmers.ledger import Rows
+from warmers.observation import observe
+from warmers.proof import choose, judge
+from warmers.warm import warm
+
+pytestmark = needs_engine
+
+
+@pytest.mark.fleet("shared")
+def test_a_shared_file_system_is_warmed_repaired_and_proven(host):
+    fleet = host.fleet("shared")
+    host.require_store("shared")
+    with host.replicas("shared").warmer(fleet) as replica, host.lease(fleet.namespace) as fence:
+        require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+        store, journal = host.store("shared"), host.state.journal(fleet.namespace)
+        found = host.find_prefixes(fleet, host.templates(fleet), replica.engine)
+        plan = host.plan(fleet, found)
+        assert warm(plan, replica, store, journal, fence, host.clock).failed == ()
+        assert (store.sizes(plan.tree.names) == fleet.chunk_bytes).all()
+        assert {path.name for path in store.directory.iterdir() if path.suffix == ".data"} >= set(plan.tree.names)
+        for size in (100, fleet.chunk_bytes + 1):  # LMCache never replaces a file that is there
+            os.truncate(store.directory / plan.tree.names[0], size)
+            broken = host.plan(fleet, found)
+            assert broken.missing_chunks == 1
+            assert warm(broken, replica, store, journal, fence, host.clock).computed_tokens == 256
+            assert (store.sizes(plan.tree.names) == fleet.chunk_bytes).all()
+        whole, templates = host.plan(fleet, found), host.templates(fleet).by_label()
+        assert whole.missing_chunks == 0
+        seen = observe(whole, choose(whole, Rows.empty(), templates)[:2], templates, replica, store, host.clock)
+        proof = judge(replace(seen, fresh=True), fleet.floors)
+        assert (proof.verdict, proof.reasons) == ("proven", ())
