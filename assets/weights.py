@@ -8,12 +8,10 @@ import dagster as dg
 from assets.partitions import fleets
 from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
 from resources.workspace import Workspace
-from warmers.errors import WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from resources.stages import BucketStages
     from warmers.retention import Decision
     from warmers.stage import StageProgress
     from warmers.weights import Manifest
@@ -89,7 +87,7 @@ def manifest_complete(
     with failures():
         here = telling(workspace, context)
         model, stages = here.fleet_settings(context.partition_key).model, here.open_stages()
-        manifest = _current(stages, model.name)
+        manifest = stages.current_manifest(model.name)
         verified = verify(manifest, stages, model.verify, samples=model.samples)
         stages.distrust(model.name, manifest.digest, verified.damaged)
     said = f"{listed(verified.findings)}\n\nStage again: what is damaged is sent anew." if verified.findings else None
@@ -114,7 +112,7 @@ def streamed_tensors_match(
     with failures():
         here = telling(workspace, context)
         model, stages = here.fleet_settings(context.partition_key).model, here.open_stages()
-        manifest, streamer = _current(stages, model.name), here.streamer(context.partition_key)
+        manifest, streamer = stages.current_manifest(model.name), here.streamer(context.partition_key)
         uri = stages.uri(model.name, manifest.digest)
         found = verify_streamed(manifest, uri, stages, streamer, model.verify) if streamer else ()
     looked = "with the engine's environment" if streamer else "not looked at: no engine environment, or no streaming"
@@ -123,15 +121,6 @@ def streamed_tensors_match(
         description=f"{listed(found)}\n\nVerify in full, and stage again." if found else None,
         metadata={"digest": manifest.digest, "looked": looked, "depth": model.verify},
     )
-
-
-def _current(stages: "BucketStages", model: str) -> "Manifest":
-    """Of the stage that engines load."""
-    current = stages.current(model)
-    manifest = stages.manifest(model, current["digest"]) if current else None
-    if manifest is None:
-        raise WeightsError(f"verifying the stage of {model}", seen="there is none", do="Materialize model_weights.")
-    return manifest
 
 
 class Retaining(dg.Config):

@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pipelines.printing import print_decisions, print_explanation, print_plan, print_proof, print_table
-from warmers.errors import ConfigError, NotStaged, RequestError, WarmfrontError
+from warmers.errors import ConfigError, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
     from resources.settings import ModelSettings
@@ -280,10 +280,7 @@ def _verify(workspace: "Workspace", model: "ModelSettings", depth: "Depth", as_j
     from warmers.verification import verify
 
     stages = workspace.open_stages()
-    current = stages.current(model.name)
-    manifest = stages.manifest(model.name, current["digest"]) if current else None
-    if manifest is None:
-        raise NotStaged(f"verifying the stage of {model.name}", seen="there is none", do="Run warmfront stage.")
+    manifest = stages.current_manifest(model.name)
     verified = verify(manifest, stages, depth.value, samples=model.samples)
     stages.distrust(model.name, manifest.digest, verified.damaged)
     if as_json:

@@ -26,10 +26,7 @@ class Loading:
 
 def read_stage(stages: BucketStages, name: str, directory: Path, loading: Loading) -> Model:
     """The current stage of a model. `directory`: for its small files. Raises NotStaged before there is one."""
-    current = stages.current(name)
-    manifest = stages.manifest(name, current["digest"]) if current else None
-    if manifest is None:
-        raise _not_staged(name)
+    manifest = stages.current_manifest(name)
     _fetch(stages, manifest, directory / manifest.digest)
     last = {"digest": manifest.digest, "uri": stages.uri(name, manifest.digest)}
     _write(directory / f"{name}.json", json.dumps(last).encode())
@@ -41,7 +38,9 @@ def last_stage(name: str, directory: Path, loading: Loading) -> Model:
     try:
         last = json.loads((directory / f"{name}.json").read_bytes())
     except FileNotFoundError:
-        raise _not_staged(name) from None
+        raise NotStaged(
+            f"looking for the weights of {name}", seen="nobody has staged them yet", do="Run warmfront stage."
+        ) from None
     return _model(name, last, directory, loading)
 
 
@@ -50,10 +49,6 @@ def _model(name: str, last: dict[str, str], directory: Path, loading: Loading) -
     if loading.mount is not None:
         return describe(here, name, f"{loading.mount.rstrip('/')}/{stage_path(name, digest)}", digest)
     return describe(here, name, streamed_path(last["uri"], loading.assets_cache), digest, last["uri"])
-
-
-def _not_staged(name: str) -> NotStaged:
-    return NotStaged(f"looking for the weights of {name}", seen="nobody has staged them yet", do="Run warmfront stage.")
 
 
 def _fetch(stages: BucketStages, manifest: Manifest, directory: Path) -> None:

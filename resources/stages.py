@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from resources.s3 import error_code, s3_client, s3_failures
 from resources.uploads import PIECE_BYTES, Upload
 from warmers.blocks import BLOCK_BYTES
-from warmers.errors import ConfigError, WeightsError
+from warmers.errors import ConfigError, NotStaged, WeightsError
 from warmers.retention import UNFINISHED_S, Stage
 from warmers.weights import Manifest, StagedFile, stage_path
 
@@ -79,6 +79,16 @@ class BucketStages:
         """Of a complete stage."""
         found = self._get(self._key(model, digest, MANIFEST))
         return Manifest.from_json(found[0]) if found else None
+
+    def current_manifest(self, model: str) -> Manifest:
+        """Of the stage that engines load. Raises NotStaged."""
+        current = self.current(model)
+        manifest = self.manifest(model, current["digest"]) if current else None
+        if manifest is None:
+            raise NotStaged(
+                f"looking for the weights of {model}", seen="nobody has staged them yet", do="Run warmfront stage."
+            )
+        return manifest
 
     def manifests(self, model: str) -> Sequence[Manifest]:
         """Of every complete stage."""

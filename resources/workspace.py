@@ -163,17 +163,12 @@ class Workspace:
 
     def decide_weights(self, name: str) -> "tuple[Decision, ...]":
         """What is to happen to the stages of a fleet's model; the most careful of the fleets that serve it counts."""
-        from warmers.retention import DAY_S, decide
+        from warmers.retention import Keep, decide
 
         model = self.fleet_settings(name).model.name
         serving = [fleet.model for fleet in self.settings.fleets if fleet.model.name == model]
-        return decide(
-            self.stages().staged(model),
-            self.weights_needed(model),
-            keep=max(each.keep_revisions for each in serving),
-            keep_s=max(each.keep_days for each in serving) * DAY_S,
-            now=self.clock.now(),
-        )
+        keep = Keep.most_careful([Keep(each.keep_revisions, each.keep_days) for each in serving])
+        return decide(self.stages().staged(model), self.weights_needed(model), keep, self.clock.now())
 
     def source(self, name: str) -> "WeightSource":
         """Where the fleet's weights come from. Raises ConfigError where it serves a directory as it is."""

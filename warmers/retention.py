@@ -6,7 +6,7 @@ Listing and removing does not belong here (`resources/stages.py`), nor does know
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from warmers.lease import Fence
 
@@ -37,6 +37,21 @@ class Decision:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much of what nobody needs stays all the same."""
+
+    revisions: int
+    """The newest so many."""
+    days: float
+    """Since it was superseded."""
+
+    @classmethod
+    def most_careful(cls, of: Sequence[Self]) -> Self:
+        """Of several fleets that serve one model."""
+        return cls(max(keep.revisions for keep in of), max(keep.days for keep in of))
+
+
 class StageRemover(Protocol):
     """Where stages of models are kept."""
 
@@ -47,13 +62,11 @@ class StageRemover(Protocol):
         """Remove a stage: its manifest first, so that nobody takes the rest for complete."""
 
 
-def decide(
-    stages: Iterable[Stage], needed: Mapping[str, str], *, keep: int, keep_s: float, now: float
-) -> tuple[Decision, ...]:
+def decide(stages: Iterable[Stage], needed: Mapping[str, str], keep: Keep, now: float) -> tuple[Decision, ...]:
     """Which stages of a model go: newest first, those that were never completed last.
 
-    A complete one stays where somebody needs it (`needed`: by digest, who), among the `keep` newest of the others, and
-    until it has been superseded for `keep_s` seconds. An incomplete one goes when nobody can be writing to it any more.
+    A complete one stays where somebody needs it (`needed`: by digest, who), and as long as `keep` says
+    of the others. An incomplete one goes when nobody can be writing to it any more.
     """
     stages = tuple(stages)
     complete = [(s.staged_at, s) for s in stages if s.staged_at is not None]
@@ -64,10 +77,10 @@ def decide(
         spare += stage.digest not in needed
         if stage.digest in needed:
             remove, why = False, needed[stage.digest]
-        elif spare <= keep:
-            remove, why = False, f"one of the {keep} newest that nobody needs"
+        elif spare <= keep.revisions:
+            remove, why = False, f"one of the {keep.revisions} newest that nobody needs"
         else:
-            remove, why = superseded_s >= keep_s, f"superseded {_days(superseded_s)} ago"
+            remove, why = superseded_s >= keep.days * DAY_S, f"superseded {_days(superseded_s)} ago"
         found.append(Decision(stage.digest, stage.bytes, remove, why))
     for stage in (s for s in stages if s.staged_at is None):
         idle_s = now - stage.written_at

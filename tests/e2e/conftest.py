@@ -91,7 +91,8 @@ def host(tmp_path_factory, tiny_model):
     )
     (directory / "kv").mkdir()
     on_files = fleet("shared", tiny_model) | {"l2": {"type": "fs", "directory": "kv"}}
-    fleets = [fleet("chat", tiny_model), on_files, fleet("tp2", tiny_model, tensor_parallel=2), fleet("bare", tiny_model)]
+    two_ranks = fleet("tp2", tiny_model, tensor_parallel=2)
+    fleets = [fleet("chat", tiny_model), on_files, two_ranks, fleet("bare", tiny_model)]
     workspace = Workspace(write_config(directory, fleets), on_event=print)
     yield workspace
     workspace.stack.down()

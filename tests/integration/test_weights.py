@@ -237,7 +237,7 @@ def test_the_command_line_stages_and_verifies(workspace, tmp_path, monkeypatch):
         return done.returncode, json.loads(done.stdout)
 
     code, said = run("--verify")
-    assert (code, "there is none" in said["error"]) == (2, True)
+    assert (code, "nobody has staged" in said["error"]) == (2, True)
     code, said = run()
     assert (code, len(said["stage"]["digest"])) == (0, 64)
     code, said = run("--verify")

@@ -4,7 +4,7 @@ import pytest
 from fakes import FreeFence
 
 from warmers.errors import LeaseLost
-from warmers.retention import DAY_S, Stage, carry_out, decide
+from warmers.retention import DAY_S, Keep, Stage, carry_out, decide
 
 NOW = 100 * DAY_S
 
@@ -15,7 +15,7 @@ def stages(*ages, size=10):
 
 
 def gone(found, needed=(), keep=0, keep_days=0.0):
-    decided = decide(found, dict.fromkeys(needed, "needed"), keep=keep, keep_s=keep_days * DAY_S, now=NOW)
+    decided = decide(found, dict.fromkeys(needed, "needed"), Keep(keep, keep_days), NOW)
     return [decision.digest for decision in decided if decision.remove]
 
 
@@ -42,7 +42,7 @@ def test_an_incomplete_stage_goes_when_nobody_can_be_writing_to_it():
 
 def test_every_decision_says_why():
     found = [*stages(0, 1, 40, 50), Stage("x", 1, None, NOW - 7200)]
-    said = {d.digest: d.why for d in decide(found, {"a": "served"}, keep=1, keep_s=5 * DAY_S, now=NOW)}
+    said = {d.digest: d.why for d in decide(found, {"a": "served"}, Keep(1, 5), NOW)}
     assert said == {
         "a": "served",
         "b": "one of the 1 newest that nobody needs",
@@ -64,7 +64,7 @@ class Store:
 
 
 def test_what_became_current_since_it_was_decided_on_stays():
-    decided = decide(stages(0, 40, 80), {}, keep=0, keep_s=0, now=NOW)
+    decided = decide(stages(0, 40, 80), {}, Keep(0, 0), NOW)
     store, told = Store({"digest": "b"}), []
     assert [d.digest for d in carry_out(decided, "m", store, FreeFence(), told.append)] == ["a", "c"]
     assert store.removed == ["a", "c"]
@@ -78,5 +78,9 @@ def test_nothing_is_removed_once_the_lease_is_lost():
 
     store = Store(None)
     with pytest.raises(LeaseLost):
-        carry_out(decide(stages(0, 40), {}, keep=0, keep_s=0, now=NOW), "m", store, Lost(), print)
+        carry_out(decide(stages(0, 40), {}, Keep(0, 0), NOW), "m", store, Lost(), print)
     assert store.removed == []
+
+
+def test_of_several_fleets_the_most_careful_counts():
+    assert Keep.most_careful([Keep(2, 5), Keep(1, 30)]) == Keep(2, 30)
