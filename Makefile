@@ -15,12 +15,12 @@ all: ## both environments and the sample model
 
 $(CONTROL): deploy/control_plane/requirements.lock pyproject.toml deploy/make_env.py
 	@echo "making .venv (control plane)"
-	@$(PYTHON) deploy/make_env.py .venv $< --editable
+	@$(PYTHON) deploy/make_env.py .venv $< .
 	@touch $@
 
-$(ENGINE): deploy/engine/requirements.lock deploy/make_env.py
+$(ENGINE): deploy/engine/requirements.lock deploy/engine/extensions/pyproject.toml deploy/make_env.py
 	@echo "making .venv-engine (vLLM and LMCache for CPU)"
-	@$(PYTHON) deploy/make_env.py .venv-engine $<
+	@$(PYTHON) deploy/make_env.py .venv-engine $< deploy/engine/extensions
 	@touch $@
 
 sample:

@@ -1,6 +1,6 @@
 """Make an environment from a lock, without resolving; or renew the lock. Needs Python 3.11 and nothing else.
 
-    python3 deploy/make_env.py DIRECTORY LOCK [--editable]
+    python3 deploy/make_env.py DIRECTORY LOCK [PROJECT]
     python3 deploy/make_env.py --renew LOCK REQUIREMENT...
 
 A lock is installed with --no-deps: letting pip resolve the same set takes many minutes of backtracking.
@@ -23,18 +23,17 @@ NOT_FOR_CPU = re.compile(r"^(nvidia-|cuda-|cupy|triton|torchvision|torchaudio|to
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make an environment from a lock, or renew a lock.")
     parser.add_argument("--renew", action="store_true")
-    parser.add_argument("--editable", action="store_true", help="install this project into the environment too")
     parser.add_argument("paths", nargs="+")
     args, requirements = parser.parse_known_args()
     if args.renew:
         renew(Path(args.paths[0]), [*requirements, *args.paths[1:]])
-    elif requirements or len(args.paths) != 2:
-        parser.error("give DIRECTORY and LOCK")
+    elif requirements or len(args.paths) not in (2, 3):
+        parser.error("give DIRECTORY, LOCK and, where there is one, the PROJECT to install editable")
     else:
-        make(Path(args.paths[0]), Path(args.paths[1]), editable=args.editable)
+        make(*(Path(path) for path in args.paths))
 
 
-def make(directory: Path, lock: Path, *, editable: bool) -> None:
+def make(directory: Path, lock: Path, project: Path | None = None) -> None:
     if sys.version_info[:2] < (3, 11):
         sys.exit(f"warmfront needs Python 3.11 or newer, and this is {sys.version.split()[0]}. Set PYTHON=python3.11.")
     python = directory / "bin" / "python"
@@ -50,8 +49,8 @@ def make(directory: Path, lock: Path, *, editable: bool) -> None:
         file.write("\n".join(rest) + "\n")
         file.flush()
         pip(directory, "-r", file.name)
-    if editable:
-        pip(directory, "--no-build-isolation", "-e", ".")
+    if project:
+        pip(directory, "--no-build-isolation", "-e", str(project))
 
 
 def pip(directory: Path, *arguments: str, may_fail: bool = False) -> bool:
