@@ -9,7 +9,7 @@ from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, 
 from assets.tags import DATA_VERSION_TAG, tag_process
 from assets.weights import model_weights
 from resources.workspace import Workspace
-from warmers.errors import ConfigError, WarmfrontError
+from warmers.errors import ConfigError, StoreUnavailable, WarmfrontError
 
 if TYPE_CHECKING:
     from warmers.prefixes import PrefixSet
@@ -81,15 +81,20 @@ def configuration_is_valid(
 ) -> dg.AssetCheckResult:
     """warmfront.yaml is complete and every path in it exists. A broken field is named, with what to write there.
 
-    Where L2 is a file system, it takes and renames files.
+    L2, where it answers, lets us in and takes what is written.
     """
+    from warmers.keys import KeyLayout
+
     tag_process(context)
+    l2 = "takes what is written"
     try:
         fleet = workspace.fleet(context.partition_key)
-        workspace.require_store(fleet.name)
+        workspace.store(fleet.name).require_writable(KeyLayout.of(fleet).start)
     except ConfigError as error:
         return dg.AssetCheckResult(passed=False, description=str(error))
-    return dg.AssetCheckResult(passed=True, metadata={"namespace": fleet.namespace})
+    except StoreUnavailable as error:  # no matter of configuration: who needs it next says so, and is retried
+        l2 = str(error)
+    return dg.AssetCheckResult(passed=True, metadata={"namespace": fleet.namespace, "l2": l2})
 
 
 @dg.asset_check(asset=prompt_templates.key, partitions_def=fleets)

@@ -77,7 +77,7 @@ def keys(
     world_size: Annotated[int, typer.Option(min=1, max=255, help="Tensor parallel size.")] = 1,
     salt: Annotated[str, typer.Option(help="cache_salt of the requests.")] = "",
     store: Annotated[Store, typer.Option(help="Whose key form.")] = Store.valkey,
-    prefix: Annotated[str, typer.Option(help="key_prefix of the valkey adapter.")] = "",
+    prefix: Annotated[str, typer.Option(help="key_prefix of the valkey adapter; a directory for fs.")] = "",
     as_json: Json = False,
 ) -> None:
     """Print the L2 keys of a prompt's full chunks, in order, all ranks, one a line."""

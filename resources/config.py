@@ -8,7 +8,16 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from resources.settings import DNS_LABEL, FileSystemSettings, FleetSettings, ModelSettings, Settings, ValkeySettings
+from resources.settings import (
+    DNS_LABEL,
+    FileSystemSettings,
+    FleetSettings,
+    L2Settings,
+    ModelSettings,
+    S3Settings,
+    Settings,
+    ValkeySettings,
+)
 from warmers.errors import ConfigError
 from warmers.fleet import EngineSpec, Fleet, Model, ProofFloors, WarmLimits
 
@@ -111,10 +120,15 @@ def _anchor(settings: Settings, path: Path) -> Settings:
             return fleet.model.model_copy(update={"directory": directory})
         return fleet.model.model_copy(update={"source": _located(fleet.model.source or "", base)})
 
-    def l2(fleet: FleetSettings) -> ValkeySettings | FileSystemSettings:
-        if fleet.l2.type == "valkey":
+    def l2(fleet: FleetSettings) -> ValkeySettings | FileSystemSettings | S3Settings:
+        if fleet.l2.type == "s3":
             return fleet.l2
-        return fleet.l2.model_copy(update={"directory": there(f"fleets.{fleet.name}.l2.directory", fleet.l2.directory)})
+        if fleet.l2.type == "fs":
+            directory = there(f"fleets.{fleet.name}.l2.directory", fleet.l2.directory)
+            return fleet.l2.model_copy(update={"directory": directory})
+        files = {name: getattr(fleet.l2, name) for name in ("ca_file", "password_file")}
+        located = {name: Path(_located(str(file), base)) for name, file in files.items() if file is not None}
+        return fleet.l2.model_copy(update=located)
 
     fleets = [
         fleet.model_copy(
@@ -137,6 +151,12 @@ def _located(place: str, base: Path) -> str:
     return place if "://" in place else os.path.normpath(base / Path(place).expanduser())
 
 
+def _ttl_s(l2: L2Settings) -> int | None:
+    if l2.type == "s3":
+        return l2.ttl_days * 86_400 if l2.ttl_days else None
+    return l2.ttl_s
+
+
 def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | None) -> Fleet:
     """The domain's fleet."""
     return Fleet(
@@ -144,7 +164,7 @@ def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | Non
         model=model,
         engine=EngineSpec(**settings.engine.model_dump()),
         store=settings.l2.type,
-        ttl_s=settings.l2.ttl_s if settings.l2.type == "valkey" else None,
+        ttl_s=_ttl_s(settings.l2),
         limits=WarmLimits(**settings.warm.model_dump()),
         floors=ProofFloors(**settings.proof.model_dump()),
         prefill_tokens_per_s=tokens_per_s,

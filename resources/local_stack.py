@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from resources.kv_store import ValkeyStore
 from resources.processes import OnEvent, Processes, Started, free_port
+from resources.valkey_store import ValkeyStore
 from warmers.errors import BucketUnavailable, StoreUnavailable
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 VALKEY_MAXMEMORY = "4gb"
-STOP_ORDER = ("engine", "daemon", "s3", "valkey")
-"""Writers before what they write to."""
+EMBEDDED_BUCKET = "warmfront-kv"
+STOP_ORDER = ("engine", "daemon", "bucket", "s3", "valkey")
+"""Writers before what they write to; what the demo starts beside them comes last."""
 
 State = Literal["running", "unhealthy", "died", "stopped"]
 
@@ -48,7 +49,7 @@ class LocalStack:
     def ensure(self) -> str:
         """Start Valkey and the S3 server unless they run; Valkey's URL. Call under `processes.locked`."""
         valkey = self.processes.running("valkey") or self._start_valkey()
-        self.processes.wait("valkey", ValkeyStore(valkey.url).ping, START_TIMEOUT_S, self.on_event)
+        self.processes.wait("valkey", ValkeyStore.at(valkey.url).ping, START_TIMEOUT_S, self.on_event)
         s3 = self.processes.running("s3") or self._start_s3()
         self.processes.wait("s3", lambda: _answers(s3.url), START_TIMEOUT_S, self.on_event)
         return valkey.url
@@ -75,18 +76,35 @@ class LocalStack:
         """End everything that was started here; the names of what there was."""
         with self.processes.locked():
             names = self.processes.names()
-            return [name for name in STOP_ORDER if name in names and self.processes.stop(name)]
+            others = [name for name in names if name not in STOP_ORDER]
+            return [name for name in (*STOP_ORDER, *others) if name in names and self.processes.stop(name)]
+
+    def ensure_bucket(self) -> str:
+        """Start the S3 of L2 unless it runs; its address. Call under `processes.locked`."""
+        bucket = self.processes.running("bucket") or self._start_bucket()
+        self.processes.wait("bucket", lambda: _answers(bucket.url + _HEALTH["bucket"]), START_TIMEOUT_S, self.on_event)
+        return bucket.url
+
+    def bucket_url(self) -> str:
+        """The address of the running S3 of L2. Raises StoreUnavailable."""
+        bucket = self.processes.running("bucket")
+        if bucket is None:
+            raise StoreUnavailable(
+                "looking into the embedded bucket", seen="it does not run", do="Start it: warmfront up."
+            )
+        return bucket.url
 
     def status(self) -> list[Status]:
-        """Every process, in starting order."""
-        return [self._status(name) for name in reversed(STOP_ORDER)]
+        """Every process that belongs to each stack, and what else runs, in starting order."""
+        optional = {"bucket"} - set(self.processes.names())
+        return [self._status(name) for name in reversed(STOP_ORDER) if name not in optional]
 
     def _status(self, name: str) -> Status:
         recorded, running = self.processes.recorded(name), self.processes.running(name)
         log = self.processes.log(name)
         if running is None:
             return Status(name, "died" if recorded else "stopped", None, None, log)
-        healthy = ValkeyStore(running.url).ping() if name == "valkey" else _answers(running.url + _HEALTH[name])
+        healthy = ValkeyStore.at(running.url).ping() if name == "valkey" else _answers(running.url + _HEALTH[name])
         return Status(name, "running" if healthy else "unhealthy", running.url, running.pid, log)
 
     def _start_valkey(self) -> Started:
@@ -107,8 +125,14 @@ class LocalStack:
         argv = [sys.executable, "-m", "localbucket", "--host", HOST, "--port", str(port), str(data)]
         return self.processes.start("s3", argv, url=f"http://{HOST}:{port}", spec="")
 
+    def _start_bucket(self) -> Started:
+        data, port = self.directory / "bucket", free_port()
+        data.mkdir(parents=True, exist_ok=True)
+        argv = [sys.executable, "-m", "resources.bucket_server", str(port), EMBEDDED_BUCKET, str(data)]
+        return self.processes.start("bucket", argv, url=f"http://{HOST}:{port}", spec="")
 
-_HEALTH = {"s3": "", "daemon": "/healthcheck", "engine": "/health"}
+
+_HEALTH = {"s3": "", "bucket": f"/{EMBEDDED_BUCKET}?max-keys=0", "daemon": "/healthcheck", "engine": "/health"}
 
 
 def _answers(url: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,8 @@ class LocalWeights:
     """None: they stream a stage."""
     embedded: bool = False
     """Whether the stage is in the embedded stack's S3; elsewhere the environment says how to get there."""
-    assets_cache: str = ""
 
-    def environment(self, s3_url: str) -> dict[str, str]:
+    def environment(self, s3_url: str, assets_cache: str) -> dict[str, str]:
         """What an engine needs to stream. Path-style addresses wherever an endpoint is given: few others know more."""
         if self.directory is not None:
             return {}
@@ -46,27 +46,13 @@ class LocalWeights:
         )
         custom = {**os.environ, **embedded}.get("AWS_ENDPOINT_URL")
         path_style = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"} if custom else {}
-        return {"VLLM_ASSETS_CACHE": self.assets_cache, **embedded, **path_style}
+        return {"VLLM_ASSETS_CACHE": assets_cache, **embedded, **path_style}
 
 
-def l2_adapter(fleet: Fleet, store: str) -> dict[str, Any]:
-    """LMCache's adapter for a fleet's namespace. `store`: redis://host:port, or the directory of all namespaces."""
-    if fleet.store == "fs":
-        return {"type": "fs", "base_path": f"{store.rstrip('/')}/{fleet.namespace}"}
-    valkey = urlsplit(store)
-    return {
-        "type": "valkey",
-        "startup_nodes": f"{valkey.hostname}:{valkey.port or 6379}",
-        "key_prefix": fleet.namespace,
-        "num_workers": 2,
-        "request_timeout": 2.0,
-        "connection_timeout": 2.0,
-        "ttl_seconds": fleet.ttl_s,
-    }
-
-
-def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq: int, shm: str) -> list[str]:
-    """LMCache's server, one for one namespace."""
+def daemon_argv(
+    fleet: Fleet, settings: LocalSettings, url: str, adapter: Mapping[str, Any], zmq: int, shm: str
+) -> list[str]:
+    """LMCache's server, one for one namespace. `adapter`: of its L2; see resources/tiers.py."""
     return [
         str(settings.engine_python.with_name("lmcache")),
         *("server", "--host", HOST, "--port", str(zmq)),
@@ -74,7 +60,7 @@ def daemon_argv(fleet: Fleet, settings: LocalSettings, url: str, store: str, zmq
         *("--chunk-size", str(fleet.engine.chunk_tokens), "--hash-algorithm", fleet.engine.hash_algorithm),
         *("--l1-size-gb", str(settings.l1_gb), "--eviction-policy", "LRU"),
         *("--supported-transfer-mode", "auto", "--shm-name", shm, "--metrics-sample-rate", "1.0"),
-        *("--l2-adapter", json.dumps(l2_adapter(fleet, store))),
+        *("--l2-adapter", json.dumps(adapter)),
     ]
 
 

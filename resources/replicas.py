@@ -18,6 +18,7 @@ from resources.local_stack import HOST, LocalStack
 from resources.processes import InUse, OnEvent, Processes, free_ports
 from resources.replica_commands import ENGINE_ENV, LocalWeights, daemon_argv, engine_argv
 from resources.settings import LocalSettings
+from resources.tiers import Tier
 from warmers.errors import ConfigError, EngineLost
 from warmers.fleet import DaemonIdentity, Fleet
 from warmers.keys import TokenIds
@@ -76,8 +77,8 @@ class LocalReplicas:
     stack: LocalStack
     settings: LocalSettings
     weights: LocalWeights
-    store_place: str | None = None
-    """redis://host:port, or the directory of all namespaces; None: the embedded Valkey, started when it is needed."""
+    tier: Tier
+    """Where its KV goes; what is embedded is started when it is needed."""
     on_event: OnEvent = print
 
     @property
@@ -103,7 +104,7 @@ class LocalReplicas:
         with self.processes.in_use() as use:
             use.share()
             with self.processes.locked():
-                url = self._store()
+                url = self.tier.ensure()
                 replica = self._attach(fleet, url, fresh=fresh)
             if replica is None:
                 use.alone(self.on_event)
@@ -133,7 +134,7 @@ class LocalReplicas:
 
     def running(self, fleet: Fleet) -> HttpReplica | None:
         """The running replica, if there is a healthy one of exactly this fleet; starts nothing."""
-        return self._attach(fleet, self.store_place or self.stack.valkey_url())
+        return self._attach(fleet, self.tier.address())
 
     def _require_engine(self) -> None:
         """Raise ConfigError before anything is started."""
@@ -143,9 +144,6 @@ class LocalReplicas:
                 raise ConfigError(
                     "starting an engine", seen=f"there is no {program}", do="Run make, or set local.engine_python."
                 )
-
-    def _store(self) -> str:
-        return self.store_place or self.stack.ensure()
 
     def _attach(self, fleet: Fleet, store: str, *, fresh: bool = False) -> HttpReplica | None:
         """The running replica if it is the fleet's and healthy, and has served nothing where `fresh` is asked for."""
@@ -200,16 +198,16 @@ class LocalReplicas:
         env["VLLM_CPU_KVCACHE_SPACE"] = str(self.settings.kv_space_gb)
         self.processes.start(
             "daemon",
-            daemon_argv(fleet, self.settings, daemon_url, store, zmq, shm),
+            daemon_argv(fleet, self.settings, daemon_url, self.tier.adapter(fleet, store), zmq, shm),
             url=daemon_url,
             spec=spec,
-            env=env,
+            env=env | self.tier.environment(),
             shm=shm,
         )
         argv = engine_argv(fleet, self.settings, engine_url, zmq)
         if self.weights.embedded:
             self.stack.ensure()
-        env |= self.weights.environment(self.stack.s3_url() if self.weights.embedded else "")
+        env |= self.weights.environment(self.stack.s3_url() if self.weights.embedded else "", fleet.model.assets_cache)
         self.processes.start("engine", argv, url=engine_url, spec=spec, env=env, nice=ENGINE_NICE)
         replica = self._replica(fleet, engine_url, daemon_url, fresh=True)
         timeout = self.settings.start_timeout_s

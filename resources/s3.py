@@ -22,8 +22,8 @@ HELP = {
 
 
 @cache
-def s3_client(endpoint: str | None = None) -> Any:
-    """One for the process and endpoint.
+def s3_client(endpoint: str | None = None, connections: int = CONNECTIONS) -> Any:
+    """One for the process, the endpoint and how many requests are under way at once.
 
     Without an endpoint all comes from the environment, as boto3 finds it. With one it is the embedded stack's server,
     which checks no credentials and is given none of ours.
@@ -32,7 +32,7 @@ def s3_client(endpoint: str | None = None) -> Any:
     from botocore.config import Config
 
     retries = {"mode": "standard", "total_max_attempts": 5}
-    config = Config(connect_timeout=5, read_timeout=60, retries=retries, max_pool_connections=CONNECTIONS)
+    config = Config(connect_timeout=5, read_timeout=60, retries=retries, max_pool_connections=connections)
     embedded = {"endpoint_url": endpoint, "region_name": "us-east-1", **EMBEDDED_CREDENTIALS} if endpoint else {}
     return boto3.client("s3", config=config, **embedded)
 

@@ -78,13 +78,25 @@ class EngineSettings(_Section):
         return self
 
 
+class IamSettings(_Section):
+    """`l2.iam`: an ElastiCache user that authenticates with IAM; `l2.username` is its user id."""
+
+    cache_name: str = Field(min_length=1, description="of the serverless cache, or the replication group's id")
+    region: str = Field(min_length=1)
+    serverless: bool = True
+
+
 class ValkeySettings(_Section):
     """`l2` of type valkey: Valkey, Redis or ElastiCache."""
 
     type: Literal["valkey"] = "valkey"
-    url: str | None = Field(default=None, description="redis://host:port; None: the embedded stack's Valkey")
+    url: str | None = Field(default=None, description="redis(s)://host:port; None: the embedded stack's Valkey")
+    cluster: bool = Field(default=False, description="the cluster protocol; ElastiCache Serverless speaks it")
+    ca_file: Path | None = Field(default=None, description="of a private CA; None: those that the system trusts")
     username: str | None = None
     password_env: str | None = Field(default=None, description="name of the environment variable with the password")
+    password_file: Path | None = Field(default=None, description="with the password; may change at any time")
+    iam: IamSettings | None = None
     ttl_s: PositiveInt = 7 * 86400
 
     @field_validator("url")
@@ -92,9 +104,26 @@ class ValkeySettings(_Section):
     def _no_secret(cls, url: str | None) -> str | None:
         if url is not None and "@" in url:
             raise ValueError("a URL with credentials ends up in logs: use username and password_env")
-        if url is not None and not re.fullmatch(r"redis://[^/?#]+", url):
-            raise ValueError("give redis://host:port; LMCache's adapter knows database 0 alone")
+        if url is not None and not re.fullmatch(r"rediss?://[^/?#]+", url):
+            raise ValueError("give redis://host:port, or rediss:// for TLS; LMCache's adapter knows database 0 alone")
         return url
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        secrets = [name for name in ("password_env", "password_file", "iam") if getattr(self, name) is not None]
+        if len(secrets) > 1:
+            raise ValueError(f"give one of {' and '.join(secrets)}")
+        if self.iam is not None and self.username is None:
+            raise ValueError("iam needs username, the ElastiCache user id")
+        for needs in ("iam", "ca_file"):
+            if getattr(self, needs) is not None and not (self.url or "").startswith("rediss://"):
+                raise ValueError(f"{needs} needs TLS: give url as rediss://host:port")
+        return self
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether it takes a password or a token; LMCache's own adapter would take one on its command line alone."""
+        return any(secret is not None for secret in (self.password_env, self.password_file, self.iam))
 
 
 class FileSystemSettings(_Section):
@@ -102,6 +131,18 @@ class FileSystemSettings(_Section):
 
     type: Literal["fs"] = "fs"
     directory: Path = Field(description="namespaces are directories below it")
+    ttl_s: PositiveInt | None = Field(default=7 * 86400, description="for which an unused file lives")
+
+
+class S3Settings(_Section):
+    """`l2` of type s3: a bucket of its own, since LMCache's adapter has no prefix."""
+
+    type: Literal["s3"] = "s3"
+    bucket: str | None = Field(default=None, min_length=3, description="None: the embedded stack's")
+    region: str = "us-east-1"
+    host: str | None = Field(default=None, description="host[:port] of the bucket itself; None: AWS's")
+    tls: bool = True
+    ttl_days: PositiveInt | None = Field(default=7, description="what the bucket's lifecycle rule says")
 
 
 def _tier(given: Any) -> str:
@@ -110,11 +151,13 @@ def _tier(given: Any) -> str:
 
 
 L2Settings = Annotated[
-    Annotated[ValkeySettings, Tag("valkey")] | Annotated[FileSystemSettings, Tag("fs")],
+    Annotated[ValkeySettings, Tag("valkey")]
+    | Annotated[FileSystemSettings, Tag("fs")]
+    | Annotated[S3Settings, Tag("s3")],
     Discriminator(
         _tier,
         custom_error_type="l2_type",
-        custom_error_message="its type is none that is known: valkey, fs",
+        custom_error_message="its type is none that is known: valkey, fs, s3",
     ),
 ]
 
@@ -178,6 +221,15 @@ class FleetSettings(_Section):
     l2: L2Settings = ValkeySettings()
     warm: WarmSettings = WarmSettings()
     proof: ProofSettings = ProofSettings()
+
+    @model_validator(mode="after")
+    def _namespace_has_a_place(self) -> Self:
+        if self.l2.type == "s3" and self.model.mount is not None:
+            raise ValueError(
+                "l2 of type s3 does not go with model.mount: LMCache's s3 adapter has no prefix, so the namespace is "
+                "in the path that the model is loaded from, and a mount has one for all"
+            )
+        return self
 
 
 class Settings(_Section):

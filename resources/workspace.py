@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from resources.stages import BucketStages
     from resources.state import StateStore
     from resources.streamer import RunaiStreamer
+    from resources.tiers import Tier
     from warmers.fleet import Fleet, Model
     from warmers.lease import Fence
     from warmers.plan import ChunkTree, WarmPlan
@@ -108,18 +109,24 @@ class Workspace:
         """A fleet, with the prefill rate that its last run measured. Raises ConfigError before its model is staged."""
         settings = self.fleet_settings(name)
         last = self.state.latest(settings.name, "warm") or {}
-        return build_fleet(settings, self.model(settings), last.get("tokens_per_s"))
+        fleet = build_fleet(settings, self.model(settings), last.get("tokens_per_s"))
+        if fleet.store == "s3":  # LMCache's adapter has no prefix: the namespace is in the model's path instead
+            return replace(fleet, model=self.model(settings, fleet.namespace))
+        return fleet
 
-    def model(self, settings: FleetSettings) -> "Model":
-        """What a fleet serves: its directory, or the current stage of its source."""
+    def model(self, settings: FleetSettings, namespace: str = "") -> "Model":
+        """What a fleet serves: its directory, or the current stage of its source. `namespace`: to be in its path."""
         from resources.model_files import read_model
 
         if settings.model.directory is not None:
-            return read_model(settings.model.directory, settings.model.name, self.local_directory / "served")
+            served = self.local_directory / "served"
+            model = read_model(settings.model.directory, settings.model.name, served)
+            return replace(model, path=str(served / namespace)) if namespace else model
         from resources.staged_models import Loading, last_stage, read_stage
 
         name, directory = settings.model.name, self.local_directory / "stages"
-        loading = Loading(self._assets_cache(settings), settings.model.mount)
+        cache = settings.model.assets_cache or str(self.local_directory / "assets")
+        loading = Loading(f"{cache}/{namespace}".rstrip("/"), settings.model.mount)
         if self.settings.weights is None and self.stack.processes.running("s3") is None:
             return last_stage(name, directory, loading)
         return read_stage(self.stages(), name, directory, loading)
@@ -206,47 +213,29 @@ class Workspace:
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
         return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
 
+    def tier(self, name: str) -> "Tier":
+        """The fleet's L2, as its settings have it."""
+        from resources.tiers import open_tier
+
+        return open_tier(self.fleet_settings(name).l2, self.stack)
+
     def store(self, name: str) -> "KVStore":
-        """The fleet's L2. Raises StoreUnavailable where it is the embedded one and does not run."""
-        from resources.file_store import FileStore
-        from resources.kv_store import ValkeyStore
-
-        l2 = self.fleet_settings(name).l2
-        if l2.type == "fs":
-            return FileStore(l2.directory / self.fleet(name).namespace)
-        return ValkeyStore(l2.url or self.stack.valkey_url(), l2.username, l2.password_env)
-
-    def require_store(self, name: str) -> None:
-        """Raise ConfigError where the fleet's L2 is a mount that LMCache cannot write chunks to."""
-        from resources.file_store import FileStore
-
-        store = self.store(name) if self.fleet_settings(name).l2.type == "fs" else None
-        if isinstance(store, FileStore):
-            store.require_rename()
+        """The fleet's L2. Raises StoreUnavailable where it is embedded and does not run."""
+        return self.tier(name).store()
 
     def replicas(self, name: str) -> "LocalReplicas":
         """Where the fleet's replicas come from."""
         from resources.replicas import LocalReplicas
 
-        settings = self.fleet_settings(name)
-        if settings.l2.type == "valkey" and settings.l2.password_env is not None:
-            raise ConfigError(
-                f"starting a local replica of fleet {name!r}",
-                seen="l2.password_env is set, and LMCache's valkey adapter takes a password on its command line only",
-                do="Use a Valkey on loopback without a password for local replicas.",
-            )
-        place = str(settings.l2.directory) if settings.l2.type == "fs" else settings.l2.url
-        return LocalReplicas(self.stack, self.settings.local, self._weights(settings), place, self.on_event)
+        weights = self._weights(self.fleet_settings(name))
+        return LocalReplicas(self.stack, self.settings.local, weights, self.tier(name), self.on_event)
 
     def _weights(self, settings: FleetSettings) -> "LocalWeights":
         from resources.replica_commands import LocalWeights
 
         if settings.model.directory is not None:
             return LocalWeights(settings.model.directory)
-        return LocalWeights(embedded=self.settings.weights is None, assets_cache=self._assets_cache(settings))
-
-    def _assets_cache(self, settings: FleetSettings) -> str:
-        return settings.model.assets_cache or str(self.local_directory / "assets")
+        return LocalWeights(embedded=self.settings.weights is None)
 
     def streamer(self, name: str) -> "RunaiStreamer | None":
         """What the fleet's engines stream weights with; None where they do not, or none could run on this machine."""
@@ -256,15 +245,13 @@ class Workspace:
         if settings.model.source is None or settings.model.mount is not None:
             return None
         embedded = self.settings.weights is None
-        environment = self._weights(settings).environment(self.stack.s3_url() if embedded else "")
+        s3_url, cache = self.stack.s3_url() if embedded else "", self.fleet(name).model.assets_cache
+        environment = self._weights(settings).environment(s3_url, cache)
         streamer = RunaiStreamer(self.settings.local.engine_python, environment)
         return streamer if streamer.installed else None
 
     def running(self, fleet: "Fleet") -> "HttpReplica | None":
-        """The running local replica of exactly this fleet; None where there is none, or can be none."""
-        l2 = self.fleet_settings(fleet.name).l2
-        if l2.type == "valkey" and l2.password_env is not None:
-            return None
+        """The running local replica of exactly this fleet; None where there is none."""
         return self.replicas(fleet.name).running(fleet)
 
     def find_prefixes(self, fleet: "Fleet", prompts: "Prompts", engine: "Engine") -> "PrefixSet":

@@ -1,6 +1,6 @@
 """Valkey as fleets meet it: with TLS, with ACL users, as a cluster. Real servers on loopback, started here.
 
-Valkey comes from PyPI, without TLS; the server with TLS is Debian's redis-server (or valkey-server, where there is one).
+Valkey comes from PyPI, without TLS; the server with TLS is Debian's redis-server, or a valkey-server if there is one.
 """
 
 import datetime

@@ -43,6 +43,11 @@ class Model:
     """Where replicas stream the weights from; empty where they load a directory, `path`."""
 
     @property
+    def assets_cache(self) -> str:
+        """VLLM_ASSETS_CACHE of replicas that stream: what vLLM puts before `model_streamer/<hash>` in `path`."""
+        return self.path.rpartition("/model_streamer/")[0]
+
+    @property
     def argument(self) -> str:
         """What vLLM gets as --model."""
         return self.stage_uri or self.path
@@ -121,7 +126,7 @@ class Fleet:
     def namespace(self) -> str:
         """`<fleet>-<16 hex>`: in L2's keys or paths. Changes when anything does that makes KV incompatible."""
         shaping = {
-            "model": self.model.path,
+            "model": self.model.path if self.store != "s3" else "",  # there the path has the namespace in it
             "weights": self.model.weights_digest,
             "vllm": self.engine.vllm,
             "lmcache": self.engine.lmcache,
@@ -167,7 +172,7 @@ class DaemonIdentity:
     chunk_tokens: int
     hash_algorithm: str
     namespaces: tuple[str, ...]
-    """Of every L2 adapter: its key prefix, or the last part of its directory."""
+    """Of every L2 adapter: its key prefix, or the last part of its directory; "" where it has neither, as on S3."""
     engines: tuple[str, ...]
     """Model paths of the engines that have registered."""
 
@@ -188,7 +193,7 @@ def require_match(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity) 
         ("LMCache's version", spec.lmcache, daemon.lmcache),
         ("LMCache's chunk size", spec.chunk_tokens, daemon.chunk_tokens),
         ("LMCache's hash algorithm", spec.hash_algorithm, daemon.hash_algorithm),
-        ("LMCache's L2 key prefix or directory", (fleet.namespace,), daemon.namespaces),
+        ("LMCache's L2 key prefix or directory", ("" if fleet.store == "s3" else fleet.namespace,), daemon.namespaces),
     ]
     found = [f"{what} is {seen!r}, not {want!r}" for what, want, seen in pairs if seen is not None and seen != want]
     if engine.connector == "":

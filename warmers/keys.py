@@ -56,14 +56,14 @@ class KeyLayout:
     world_size: int = 1
     store: StoreKind = "valkey"
     prefix: str = ""
-    """key_prefix of the valkey adapter. The fs and s3 adapters of LMCache 0.5.6 have none: there the base
-    path or the bucket keeps namespaces apart."""
+    """key_prefix of the valkey adapter, directory below the root of the fs adapter's. LMCache 0.5.6's s3 adapter has
+    neither: there the namespace is in the model's path."""
 
     def __post_init__(self) -> None:
         if "@" in self.prefix:
             raise ValueError(f"key prefix {self.prefix!r}: LMCache refuses an @ in it")
-        if self.prefix and self.store != "valkey":
-            raise ValueError(f"key prefix {self.prefix!r}: LMCache's {self.store} adapter knows no key prefix")
+        if self.prefix and self.store == "s3":
+            raise ValueError(f"key prefix {self.prefix!r}: LMCache's s3 adapter knows none")
         if self.chunk_tokens < 1 or not 1 <= self.world_size <= 255:
             raise ValueError(f"chunk_tokens {self.chunk_tokens} and world_size {self.world_size} must be positive")
 
@@ -75,8 +75,13 @@ class KeyLayout:
             chunk_tokens=fleet.engine.chunk_tokens,
             world_size=fleet.engine.tensor_parallel,
             store=fleet.store,
-            prefix=fleet.namespace if fleet.store == "valkey" else "",
+            prefix="" if fleet.store == "s3" else fleet.namespace,
         )
+
+    @property
+    def start(self) -> str:
+        """What all keys of the namespace begin with, and no others."""
+        return {"valkey": f"{self.prefix}@", "fs": f"{self.prefix}/", "s3": f"{self.model}@"}[self.store]
 
     def rank(self, rank: int) -> str:
         """LMCache's kv_rank of one tensor parallel rank on one node, 8 hex digits."""
@@ -96,9 +101,8 @@ class KeyLayout:
                     seen=f"{name[:40]}… has {len(name.encode())} characters, and file systems take {MAX_FILE_NAME}",
                     do="LMCache could not store it: serve the model under a shorter path, or shorten the salt.",
                 )
-            return name
-        head = f"{self.prefix}@" if self.prefix else ""
-        return f"{head}{self.model}@{self.rank(rank)}@0@{digest}{tail}"
+            return f"{self.start if self.prefix else ''}{name}"
+        return f"{self.start if self.prefix else ''}{self.model}@{self.rank(rank)}@0@{digest}{tail}"
 
 
 @dataclass(frozen=True, slots=True)

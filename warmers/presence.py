@@ -1,6 +1,6 @@
 """What L2 holds of the chunks that should be there. Presence is not proof: see `warmers/proof.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -9,14 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full an L2 tier is, whosever the bytes are."""
+
+    used_bytes: int | None = None
+    """None: it does not say."""
+    capacity_bytes: int | None = None
+    """None: it does not say, or has no bound."""
+    eviction_policy: str | None = None
+    """Valkey's maxmemory-policy; None for a tier that evicts nothing by itself."""
+    evicted_keys: int = 0
+    """Since its servers started."""
+
+
 class KVStore(Protocol):
-    """An L2 tier, as far as its keys and sizes go."""
+    """An L2 tier, as far as its keys go: never their values. Every method raises StoreUnavailable or ConfigError."""
 
     def sizes(self, keys: Sequence[str]) -> NDArray[np.int64]:
-        """Bytes under each key, -1 where there is none; pipelined. Raises StoreUnavailable."""
+        """Bytes under each key, -1 where there is none; pipelined."""
 
-    def delete(self, keys: Sequence[str]) -> int:
-        """Delete keys, return how many existed. Raises StoreUnavailable."""
+    def lives(self, keys: Sequence[str]) -> NDArray[np.float64]:
+        """Seconds until each key is to be forgotten; 0: overdue, inf: never, -1: there is none."""
+
+    def extend(self, keys: Sequence[str], seconds: NDArray[np.int64]) -> None:
+        """Have each key that is there live so long from now on; a tier of one age for all knows only that."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete keys, those that are there."""
+
+    def names(self, start: str) -> Iterator[list[str]]:
+        """Every key that begins with `start`, in batches: a whole namespace. Slow; never for what is live."""
+
+    def usage(self) -> StoreUsage:
+        """How full it is."""
+
+    def require_writable(self, start: str) -> None:
+        """Write and delete something small under `start`. Raises ConfigError where LMCache could never store there."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from resources.kv_store import ValkeyStore
 from resources.local_stack import LocalStack
+from resources.valkey_store import ValkeyStore
 
 FLEET = "chat"
 
@@ -48,7 +48,7 @@ def running_valkey(directory: Path) -> Iterator[ValkeyStore]:
     try:
         with stack.processes.locked():
             url = stack.ensure()
-        yield ValkeyStore(url)
+        yield ValkeyStore.at(url)
     finally:
         stack.down()
 

@@ -16,8 +16,8 @@ from engine_environment import PYTHON, fleet, sentences, write_config
 
 from resources.workspace import Workspace
 
-FLEETS = ("chat", "shared", "tp2", "bare")
-"""Order of starts: plain, on a shared file system, tensor parallel 2, and an engine without its KV connector."""
+FLEETS = ("chat", "shared", "bucket", "tp2", "bare")
+"""Order of starts: plain, on a shared file system, on S3, tensor parallel 2, and an engine without its KV connector."""
 
 
 def pytest_collection_modifyitems(items):
@@ -92,7 +92,8 @@ def host(tmp_path_factory, tiny_model):
     (directory / "kv").mkdir()
     on_files = fleet("shared", tiny_model) | {"l2": {"type": "fs", "directory": "kv"}}
     two_ranks = fleet("tp2", tiny_model, tensor_parallel=2)
-    fleets = [fleet("chat", tiny_model), on_files, two_ranks, fleet("bare", tiny_model)]
+    on_s3 = fleet("bucket", tiny_model) | {"l2": {"type": "s3"}}
+    fleets = [fleet("chat", tiny_model), on_files, on_s3, two_ranks, fleet("bare", tiny_model)]
     workspace = Workspace(write_config(directory, fleets), on_event=print)
     yield workspace
     workspace.stack.down()

@@ -7,6 +7,7 @@ import pytest
 from engine_environment import needs_engine
 
 from warmers.fleet import require_match
+from warmers.keys import KeyLayout
 from warmers.ledger import Rows
 from warmers.observation import observe
 from warmers.proof import choose, judge
@@ -15,20 +16,35 @@ from warmers.warm import warm
 pytestmark = needs_engine
 
 
-@pytest.mark.fleet("shared")
-def test_a_shared_file_system_is_warmed_repaired_and_proven(host):
-    fleet = host.fleet("shared")
-    host.require_store("shared")
-    with host.replicas("shared").warmer(fleet) as replica, host.lease(fleet.namespace) as fence:
+def truncate(store, key, size):
+    os.truncate(store.directory / key, size)
+
+
+def put(store, key, size):
+    store.client.put_object(Bucket=store.bucket, Key=key, Body=bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("name", "resize"),
+    [
+        pytest.param("shared", truncate, marks=pytest.mark.fleet("shared")),
+        pytest.param("bucket", put, marks=pytest.mark.fleet("bucket")),
+    ],
+)
+def test_a_tier_is_warmed_repaired_and_proven(host, name, resize):
+    fleet = host.fleet(name)
+    with host.replicas(name).warmer(fleet) as replica, host.lease(fleet.namespace) as fence:
         require_match(fleet, replica.engine.identity(), replica.daemon_identity())
-        store, journal = host.store("shared"), host.state.journal(fleet.namespace)
+        store, journal = host.store(name), host.state.journal(fleet.namespace)
+        store.require_writable(KeyLayout.of(fleet).start)
         found = host.find_prefixes(fleet, host.templates(fleet), replica.engine)
         plan = host.plan(fleet, found)
         assert warm(plan, replica, store, journal, fence, host.clock).failed == ()
         assert (store.sizes(plan.tree.names) == fleet.chunk_bytes).all()
-        assert {path.name for path in store.directory.iterdir() if path.suffix == ".data"} >= set(plan.tree.names)
-        for size in (100, fleet.chunk_bytes + 1):  # LMCache never replaces a file that is there
-            os.truncate(store.directory / plan.tree.names[0], size)
+        listed = {key for batch in store.names(KeyLayout.of(fleet).start) for key in batch}
+        assert listed >= set(plan.tree.names)
+        for size in (100, fleet.chunk_bytes + 1):  # LMCache takes a larger one, and replaces no file
+            resize(store, plan.tree.names[0], size)
             broken = host.plan(fleet, found)
             assert broken.missing_chunks == 1
             assert warm(broken, replica, store, journal, fence, host.clock).computed_tokens == 256

@@ -7,9 +7,9 @@ from uuid import uuid4
 
 import pytest
 
-from resources.kv_store import ValkeyStore
 from resources.local_stack import LocalStack
 from resources.processes import Processes, free_port
+from resources.valkey_store import ValkeyStore
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def stack(tmp_path_factory):
 
 @pytest.fixture
 def valkey(stack):
-    return ValkeyStore(stack.valkey_url())
+    return ValkeyStore.at(stack.valkey_url())
 
 
 @pytest.fixture(scope="session")

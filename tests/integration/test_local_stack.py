@@ -93,7 +93,7 @@ def test_a_reused_pid_is_not_ours(processes, tmp_path):
 def test_data_outlives_the_servers_and_a_second_start_changes_nothing(tmp_path):
     import boto3
 
-    from resources.kv_store import ValkeyStore
+    from resources.valkey_store import ValkeyStore
 
     stack = LocalStack(tmp_path, on_event=lambda _: None)
 
@@ -106,17 +106,17 @@ def test_data_outlives_the_servers_and_a_second_start_changes_nothing(tmp_path):
         url = stack.ensure()
         assert stack.ensure() == url
         assert [s.state for s in stack.status()] == ["running", "running", "stopped", "stopped"]
-        ValkeyStore(url).client.set("key", b"value")
+        ValkeyStore.at(url).client.set("key", b"value")
         s3().create_bucket(Bucket="bucket")
         s3().put_object(Bucket="bucket", Key="a/b", Body=b"kept")
         assert sorted(stack.down()) == ["s3", "valkey"]
         with pytest.raises(StoreUnavailable, match="warmfront up"):
             stack.valkey_url()
-        assert ValkeyStore(stack.ensure()).client.get("key") == b"value"
+        assert ValkeyStore.at(stack.ensure()).client.get("key") == b"value"
         assert s3().get_object(Bucket="bucket", Key="a/b")["Body"].read() == b"kept"
         os.kill(stack.processes.running("valkey").pid, signal.SIGKILL)
         wait_for(lambda: stack.status()[0].state == "died")
-        assert ValkeyStore(stack.ensure()).ping()
+        assert ValkeyStore.at(stack.ensure()).ping()
     finally:
         stack.down()
     assert stack.down() == []

@@ -40,7 +40,7 @@ def test_keys_from_a_file_and_from_standard_input(tmp_path):
         (["--model", "m", "-"], '{"a": 1}'),
         (["--model", "m", "-"], "[1, -2]"),
         (["--model", "m", "--salt", "a@b", "-"], "[1]"),
-        (["--model", "m", "--store", "fs", "--prefix", "p", "-"], "[1]"),
+        (["--model", "m", "--store", "s3", "--prefix", "p", "-"], "[1]"),
         (["--model", "m", "--chunk-tokens", "0", "-"], "[1]"),
         (["-"], "[1]"),
     ],

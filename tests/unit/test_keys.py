@@ -44,7 +44,7 @@ def test_a_salt_the_engine_would_refuse_is_refused(salt):
         check_salt(salt)
 
 
-@pytest.mark.parametrize("arguments", [{"prefix": "a@b"}, {"prefix": "p", "store": "fs"}, {"chunk_tokens": 0}])
+@pytest.mark.parametrize("arguments", [{"prefix": "a@b"}, {"prefix": "p", "store": "s3"}, {"chunk_tokens": 0}])
 def test_a_layout_no_daemon_writes_is_refused(arguments):
     with pytest.raises(ValueError, match=r"prefix|positive"):
         KeyLayout("m", **arguments)

@@ -10,7 +10,7 @@ from benchmarks.clock import best_of
 from benchmarks.fleets import fill, running_valkey
 from benchmarks.registry import benchmark
 
-from resources.kv_store import BATCH, ValkeyStore
+from resources.valkey_store import BATCH, ValkeyStore
 from warmers.keys import KeyLayout, KeyTable
 from warmers.presence import look
 
