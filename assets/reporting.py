@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from assets.tags import tag_process
+from resources.state import ledger_directory
 from resources.workspace import Workspace
 from warmers.errors import TransientError, WarmfrontError
 
@@ -61,7 +62,7 @@ def documents(workspace: Workspace, fleet: str, namespace: str) -> dict[str, dg.
     """Where the latest plan, result and proof of a fleet are, and its ledger: one leads to the others."""
     pointers = {kind: workspace.state.latest(fleet, kind) for kind in ("plan", "warm", "proof")}
     places = {f"{kind}_document": pointer["uri"] for kind, pointer in pointers.items() if pointer}
-    places["ledger"] = workspace.state.uri_of(f"namespaces/{namespace}/ledger")
+    places["ledger"] = workspace.state.uri_of(ledger_directory(namespace))
     return {name: place(uri) for name, uri in places.items()}
 
 

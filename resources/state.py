@@ -3,7 +3,7 @@
     fleets/<fleet>/{templates,rendered,prefixes,plan,warm,proof}.json  pointers to the latest
     fleets/<fleet>/{templates,…}/<time>-<random>.*                   what they point to
     namespaces/<namespace>/lease.json
-    namespaces/<namespace>/ledger/<time>-<random>.parquet            segments, oldest first
+    namespaces/<namespace>/chunks/<time>-<random>.parquet            segments of the ledger, oldest first
 
 Deciding what to write does not belong here.
 """
@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resources.objects import Objects, open_objects
 from warmers.changes import Entry, Listing, SourceFile
+from warmers.keys import Hashes
 from warmers.ledger import Rows, merge
 from warmers.prefixes import Prefix, PrefixSet
 from warmers.templates import Failed
 from warmers.variations import Variation
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pyarrow as pa
 
 COMPACT_AT = 32
 """Ledger segments beyond which they are rewritten as one."""
@@ -36,6 +38,8 @@ PREFIX_FORMAT = 3
 """Of a stored prefix set; one of another format is rendered again."""
 PLAIN_FIELDS = tuple(f.name for f in fields(Prefix) if f.name not in ("rendered", "variations"))
 """Of a prefix: those that a column holds as they are."""
+TEXTS = ("salt", "template", "source", "weights")
+"""Columns of the ledger."""
 IDS = np.dtype("<u4")
 """Token ids in a stored prefix set."""
 ROW_GROUP = 500
@@ -121,7 +125,7 @@ class StateStore:
 
     def journal(self, namespace: str) -> "LedgerFiles":
         """The ledger of a namespace."""
-        return LedgerFiles(self.objects, f"namespaces/{namespace}/ledger")
+        return LedgerFiles(self.objects, ledger_directory(namespace))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +139,32 @@ class LedgerFiles:
         """Append a segment; past COMPACT_AT of them, rewrite all as one."""
         segments = self.objects.list(self.directory)
         if len(segments) >= COMPACT_AT:
-            rows = merge([*self._read(segments), rows])
-        self.objects.write(f"{self.directory}/{_stamp()}.parquet", _to_parquet(_frame(rows)))
-        if len(segments) >= COMPACT_AT:
-            for segment in segments:
-                self.objects.delete(segment)
+            self.rewrite(merge([*self._read(segments), rows]))
+        else:
+            self._append(rows)
 
     def rows(self) -> Rows:
         """Every chunk's latest row."""
         return merge(self._read(self.objects.list(self.directory)))
 
+    def rewrite(self, rows: Rows) -> None:
+        """Write one segment of these, then delete the others."""
+        segments = self.objects.list(self.directory)
+        self._append(rows)
+        for segment in segments:
+            self.objects.delete(segment)
+
+    def _append(self, rows: Rows) -> None:
+        self.objects.write(f"{self.directory}/{_stamp()}.parquet", _rows_to_parquet(rows))
+
     def _read(self, segments: list[str]) -> list[Rows]:
         found = (self.objects.read(segment) for segment in segments)
-        return [_rows(_from_parquet(content[0])) for content in found if content]
+        return [_rows_from_parquet(content[0]) for content in found if content]
+
+
+def ledger_directory(namespace: str) -> str:
+    """Where a namespace's ledger is in the tree."""
+    return f"namespaces/{namespace}/chunks"
 
 
 def _stamp() -> str:
@@ -159,31 +176,45 @@ def _version(found: tuple[bytes, str] | None) -> str | None:
     return found[1] if found else None
 
 
-def _to_parquet(frame: "pd.DataFrame") -> bytes:
-    import io
+def _rows_to_parquet(rows: Rows) -> bytes:
+    """Digests as bytes, texts as dictionaries."""
+    import pyarrow as pa
+    from pyarrow import parquet
 
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
-
-
-def _from_parquet(content: bytes) -> "pd.DataFrame":
-    import io
-
-    import pandas as pd
-
-    return pd.read_parquet(io.BytesIO(content))
-
-
-def _frame(rows: Rows) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame({f.name: getattr(rows, f.name) for f in fields(Rows)})
+    digests = pa.py_buffer(np.ascontiguousarray(rows.digest))
+    columns: dict[str, Any] = {f.name: getattr(rows, f.name) for f in fields(Rows)}
+    for name in TEXTS:
+        columns[name] = pa.array(columns[name], pa.string()).dictionary_encode()
+    columns["digest"] = pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), len(rows), [None, digests])
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table(columns), sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
-def _rows(frame: "pd.DataFrame") -> Rows:
-    kinds = {f.name: getattr(Rows.empty(), f.name).dtype.kind for f in fields(Rows)}
-    return Rows(*(frame[name].to_numpy(np.str_ if kind == "U" else None) for name, kind in kinds.items()))
+def _rows_from_parquet(content: bytes) -> Rows:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = parquet.read_table(pa.BufferReader(content), read_dictionary=list(TEXTS)).combine_chunks()
+    return Rows(*(_column(table.column(f.name)) for f in fields(Rows)))
+
+
+def _column(column: "pa.ChunkedArray") -> NDArray[Any]:
+    """One column as numpy: each distinct text once, a digest as a row of bytes."""
+    import pyarrow as pa
+
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # of no rows
+        array = array.chunk(0) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_dictionary(array.type):
+        texts = np.array([*array.dictionary.to_pylist(), None], np.object_)
+        found: NDArray[np.object_] = texts[array.indices.to_numpy(zero_copy_only=False)]
+        return found
+    if pa.types.is_fixed_size_binary(array.type):
+        digests: Hashes = np.frombuffer(array.buffers()[1] or b"", np.uint8)[: len(array) * 32].reshape(-1, 32)
+        return digests
+    return np.array(array.to_numpy(zero_copy_only=False))
 
 
 def _prefixes_to_parquet(prefixes: PrefixSet) -> bytes:

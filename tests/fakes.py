@@ -106,6 +106,9 @@ class MemoryJournal:
     def rows(self):
         return merge(self.segments)
 
+    def rewrite(self, rows):
+        self.segments = [rows]
+
 
 class FreeFence:
     """A lease that nobody contests."""

@@ -10,25 +10,32 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from warmers.keys import Hashes
 from warmers.plan import ChunkTree, WarmPlan
+
+ChunkId = tuple[str, bytes]
+"""Salt and digest: what makes a chunk, within one namespace."""
+Text = NDArray[np.object_]
+"""Strings, each kept once however many rows have it: a ledger may have a million."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Ledger rows as columns of one length. Times are seconds since the epoch, 0 where it never happened."""
 
-    digest: NDArray[np.str_]
-    """Chunk hash, 64 hex digits."""
-    salt: NDArray[np.str_]
+    digest: Hashes
+    """[row, 32]."""
+    salt: Text
     bytes: NDArray[np.int64]
     """Over all ranks."""
-    template: NDArray[np.str_]
+    template: Text
     """`template` or `template/context` that first needed the chunk."""
-    source: NDArray[np.str_]
+    source: Text
     """Digest of that template's content."""
-    weights: NDArray[np.str_]
+    weights: Text
     warmed_at: NDArray[np.float64]
     refreshed_at: NDArray[np.float64]
+    """When a plan needed it last, as far as anybody looked."""
     proven_at: NDArray[np.float64]
 
     def __len__(self) -> int:
@@ -37,20 +44,20 @@ class Rows:
     @classmethod
     def empty(cls) -> Self:
         """No row."""
-        text, number = np.empty(0, "U1"), np.empty(0, np.float64)
-        return cls(text, text, np.empty(0, np.int64), text, text, text, number, number, number)
+        text, number = np.empty(0, np.object_), np.empty(0, np.float64)
+        return cls(np.empty((0, 32), np.uint8), text, np.empty(0, np.int64), text, text, text, number, number, number)
 
-    def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Self:
+    def take(self, chosen: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Self:
         """Some of the rows."""
         return type(self)(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
-    def chunk_ids(self) -> list[tuple[str, str]]:
-        """(salt, digest) of every row: what makes a chunk, within one namespace."""
-        return list(zip(self.salt.tolist(), self.digest.tolist(), strict=True))
+    def chunk_ids(self) -> list[ChunkId]:
+        """Of every row."""
+        return [(salt, row.tobytes()) for salt, row in zip(self.salt.tolist(), self.digest, strict=True)]
 
 
 class Journal(Protocol):
-    """The ledger of one namespace, as warming writes it."""
+    """The ledger of one namespace, as warming and retention write it."""
 
     def record(self, rows: Rows) -> None:
         """Append rows; a row replaces an earlier one of the same chunk."""
@@ -58,20 +65,28 @@ class Journal(Protocol):
     def rows(self) -> Rows:
         """Every chunk's latest row."""
 
+    def rewrite(self, rows: Rows) -> None:
+        """Keep these alone. Killed before its end, it leaves others too, and no row of these is lost."""
+
 
 def merge(segments: Sequence[Rows]) -> Rows:
     """The latest row of every chunk; segments are given oldest first. A later 0 never erases a time."""
     if not segments:
         return Rows.empty()
-    columns = [np.concatenate([getattr(s, f.name) for s in segments]) for f in fields(Rows)]
-    joined = Rows(*columns)
-    latest = {key: row for row, key in enumerate(joined.chunk_ids())}
-    result = joined.take(np.array(list(latest.values()), np.int64))
-    position = {key: at for at, key in enumerate(latest)}
-    group = np.array([position[key] for key in joined.chunk_ids()], np.int64)
+    joined = Rows(*(np.concatenate([getattr(s, f.name) for s in segments]) for f in fields(Rows)))
+    _, from_the_end, group = np.unique(_identities(joined)[::-1], return_index=True, return_inverse=True)
+    result = joined.take(len(joined) - 1 - from_the_end)
     for name in ("warmed_at", "refreshed_at", "proven_at"):
-        np.maximum.at(getattr(result, name), group, getattr(joined, name))
+        np.maximum.at(getattr(result, name), group[::-1], getattr(joined, name))
     return result
+
+
+def _identities(rows: Rows) -> NDArray[np.bytes_]:
+    """A fixed string of bytes for each row, equal where the chunk is."""
+    codes: dict[str, int] = {}
+    salts = np.array([codes.setdefault(salt, len(codes)) for salt in rows.salt.tolist()], ">u4")
+    whole = np.concatenate([salts.view(np.uint8).reshape(-1, 4), rows.digest], axis=1)
+    return np.ascontiguousarray(whole).view("S36").reshape(-1)
 
 
 def rows_of(plan: WarmPlan, chunks: Sequence[int], *, warmed_at: float = 0.0, proven_at: float = 0.0) -> Rows:
@@ -80,12 +95,12 @@ def rows_of(plan: WarmPlan, chunks: Sequence[int], *, warmed_at: float = 0.0, pr
     owners = [plan.prefixes[tree.owner[chunk]] for chunk in chunks]
     times = np.ones(len(chunks))
     return Rows(
-        digest=np.array([tree.hashes[chunk].tobytes().hex() for chunk in chunks], "U64"),
-        salt=np.array([tree.salts[chunk] for chunk in chunks], np.str_),
+        digest=tree.hashes[np.asarray(chunks, np.int64)],
+        salt=np.array([tree.salts[chunk] for chunk in chunks], np.object_),
         bytes=np.full(len(chunks), size, np.int64),
-        template=np.array([owner.label for owner in owners], np.str_),
-        source=np.array([owner.digest for owner in owners], np.str_),
-        weights=np.full(len(chunks), plan.fleet.model.weights_digest),
+        template=np.array([owner.label for owner in owners], np.object_),
+        source=np.array([owner.digest for owner in owners], np.object_),
+        weights=np.full(len(chunks), plan.fleet.model.weights_digest, np.object_),
         warmed_at=times * warmed_at,
         refreshed_at=times * warmed_at,
         proven_at=times * proven_at,
@@ -95,4 +110,4 @@ def rows_of(plan: WarmPlan, chunks: Sequence[int], *, warmed_at: float = 0.0, pr
 def unknown_chunks(tree: ChunkTree, chunks: Sequence[int], known: Rows) -> list[int]:
     """Those of `chunks` that the ledger does not have: warmed by a run that was killed before it could write."""
     keys = set(known.chunk_ids())
-    return [chunk for chunk in chunks if (tree.salts[chunk], tree.hashes[chunk].tobytes().hex()) not in keys]
+    return [chunk for chunk in chunks if tree.chunk_id(chunk) not in keys]

@@ -37,6 +37,10 @@ class ChunkTree:
         """L2 keys, chunk by chunk, each with all its ranks."""
         return tuple(self.names_of(range(len(self.hashes))))
 
+    def chunk_id(self, chunk: int) -> tuple[str, bytes]:
+        """Salt and digest."""
+        return self.salts[chunk], self.hashes[chunk].tobytes()
+
     def names_of(self, chunks: Sequence[int] | range) -> Iterator[str]:
         """L2 keys of some chunks, each with all its ranks."""
         for chunk in chunks:

@@ -97,8 +97,7 @@ def choose(plan: WarmPlan, ledger: Rows, templates: Container[str]) -> list[int]
     proven = dict(zip(ledger.chunk_ids(), current.tolist(), strict=True))
 
     def rank(number: int) -> tuple[float, float, int]:
-        keys = ((plan.tree.salts[c], plan.tree.hashes[c].tobytes().hex()) for c in plan.tree.paths[number])
-        oldest = min(proven.get(key, 0.0) for key in keys)
+        oldest = min(proven.get(plan.tree.chunk_id(chunk), 0.0) for chunk in plan.tree.paths[number])
         return oldest, -plan.prefixes[number].weight, -plan.prefixes[number].shared
 
     whole = [n for n, path in enumerate(plan.tree.paths) if len(path) and not plan.missing_of(n)]

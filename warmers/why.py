@@ -201,7 +201,7 @@ def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows, now: flo
         return ()
     presence = look(store, names, ranks, fleet.chunk_bytes)
     warmed = dict(zip(ledger.chunk_ids(), ledger.warmed_at.tolist(), strict=True))
-    digests = [row.tobytes().hex() for row in table.hashes]
+    digests = [row.tobytes() for row in table.hashes]
     chunks = []
     for number, (name, size) in enumerate(zip(names, presence.sizes.reshape(-1).tolist(), strict=True)):
         chunk, rank = divmod(number, ranks)

@@ -74,9 +74,9 @@ def test_another_model_hits_nothing_of_what_is_there():
 @pytest.mark.parametrize(("age", "state"), [(-1, "missing"), (0, "expired")])
 def test_a_missing_chunk_has_expired_from_its_ttl_on(age, state):
     fleet, prefix = make_fleet(), make_prefix(words("a"), "t")
-    digest = chunk_keys(prefix.ids, KeyLayout.of(fleet), "").hashes[0].tobytes().hex()
-    text, at = np.array([""]), np.array([100.0])
-    rows = Rows(np.array([digest]), text, np.array([1]), text, text, text, at, at, at)
+    digest = chunk_keys(prefix.ids, KeyLayout.of(fleet), "").hashes[:1]
+    text, at = np.array([""], np.object_), np.array([100.0])
+    rows = Rows(digest, text, np.array([1]), text, text, text, at, at, at)
     now = 100.0 + fleet.ttl_s + age
     found = explain(asked(words("a")), (prefix,), {}, fleet, DictStore(), rows, now=now)
     assert {chunk.state for chunk in found.chunks} == {state}
