@@ -89,13 +89,14 @@ def warm_chunks(
         fleet = here.fleet(context.partition_key)
         with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).warmer(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
+            here.holdings(fleet).note_namespace()
             plan = here.plan(fleet, _prefixes(here, fleet.name))
             journal = here.state.journal(fleet.namespace)
             result = warm(plan, replica, here.store(fleet.name), journal, fence, here.clock, tell)
             rate = result.tokens_per_s or fleet.prefill_tokens_per_s
             fence.check()
             document = warm_document(plan, result)
-            here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate})
+            here.state.point(fleet.name, "warm", document, ".json", {"tokens_per_s": rate, "at": here.clock.now()})
     return dg.MaterializeResult(
         metadata={
             "computed_tokens": result.computed_tokens,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from assets.tags import tag_process
-from resources.state import ledger_directory
 from resources.workspace import Workspace
 from warmers.errors import TransientError, WarmfrontError
 
@@ -25,6 +24,13 @@ MAX_LISTED = 10
 """Reasons in the description of a check."""
 MAX_ROWS = 100
 """A table of ten thousand rows is an event of 1.7 MB."""
+
+
+class Retaining(dg.Config):
+    """What a run that shows what nobody needs may do."""
+
+    apply: bool = False
+    """False: only show what would be removed."""
 
 
 @contextmanager
@@ -62,7 +68,7 @@ def documents(workspace: Workspace, fleet: str, namespace: str) -> dict[str, dg.
     """Where the latest plan, result and proof of a fleet are, and its ledger: one leads to the others."""
     pointers = {kind: workspace.state.latest(fleet, kind) for kind in ("plan", "warm", "proof")}
     places = {f"{kind}_document": pointer["uri"] for kind, pointer in pointers.items() if pointer}
-    places["ledger"] = workspace.state.uri_of(ledger_directory(namespace))
+    places["ledger"] = workspace.state.ledger_uri(namespace)
     return {name: place(uri) for name, uri in places.items()}
 
 

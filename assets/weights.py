@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.partitions import fleets
-from assets.reporting import ONCE_MORE, OWNERS, failures, listed, place, table, telling
+from assets.reporting import ONCE_MORE, OWNERS, Retaining, failures, listed, place, table, telling
 from resources.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -121,13 +121,6 @@ def streamed_tensors_match(
         description=f"{listed(found)}\n\nVerify in full, and stage again." if found else None,
         metadata={"digest": manifest.digest, "looked": looked, "depth": model.verify},
     )
-
-
-class Retaining(dg.Config):
-    """What a run of `weights_retention` may do."""
-
-    apply: bool = False
-    """False: only show what would be removed."""
 
 
 @dg.asset(

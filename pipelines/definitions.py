@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import cache, prompts, weights
+from assets import cache, lifecycle, prompts, weights
 from pipelines import jobs, schedules, sensors
 from resources.workspace import Workspace
 
@@ -18,6 +18,8 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.warm_plan,
             cache.warm_chunks,
             cache.hit_rate,
+            lifecycle.l2_inventory,
+            lifecycle.l2_retention,
         ],
         asset_checks=[
             weights.manifest_complete,
@@ -30,9 +32,11 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.hit_rate_above_floor,
             cache.output_unchanged,
             cache.ttft_speedup_above_floor,
+            lifecycle.hit_rate_drifted,
+            lifecycle.l2_headroom,
         ],
-        jobs=[jobs.stage_weights, jobs.warm, jobs.prove, jobs.retain, jobs.read_templates],
-        schedules=[schedules.nightly_warm],
+        jobs=[jobs.stage_weights, jobs.warm, jobs.prove, jobs.take_stock, jobs.retain, jobs.read_templates],
+        schedules=[schedules.nightly_warm, schedules.hourly_stock],
         sensors=[sensors.prompt_templates_changed, sensors.clock_turned, sensors.model_revision_changed],
         resources={"workspace": workspace},
     )

@@ -9,6 +9,7 @@ from functools import partial
 import dagster as dg
 
 from assets.cache import hit_rate, warm_chunks, warm_plan
+from assets.lifecycle import l2_inventory, l2_retention
 from assets.partitions import fleets
 from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
 from assets.weights import model_weights, weights_retention
@@ -38,10 +39,17 @@ prove = _fleet_job(
     "engine or L2 was touched.",
 )
 
+take_stock = _fleet_job(
+    "take_stock",
+    selection=dg.AssetSelection.assets(l2_inventory, l2_retention),
+    description="Compare L2 with the ledger, and extend the life of what a plan needs. Started each hour; removes "
+    "nothing.",
+)
+
 retain = _fleet_job(
     "retain",
-    selection=dg.AssetSelection.assets(weights_retention),
-    description="Say which superseded stages of a fleet's model nobody needs. Removes them when launched with "
+    selection=dg.AssetSelection.assets(weights_retention, l2_inventory, l2_retention),
+    description="Say which chunks, namespaces and stages of weights nobody needs. Removes them when launched with "
     "`apply: true`, and only then.",
 )
 

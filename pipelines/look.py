@@ -68,6 +68,8 @@ class Look:
                 return self._ask("warm", seen, self._because(before, seen), now)
         elif self.runs.may_be_repeated("warm", self.workspace.clock.now()):
             return self._ask("warm", seen, REPEAT, now)
+        elif self._lost_chunks():
+            return self._ask("warm", seen, "L2 has lost warmed chunks", now)
         elif now.repeats < MAX_REPEATS and self._read_otherwise(seen):
             now = replace(now, repeats=now.repeats + 1)
             return self._ask("warm", seen, "templates were others while the last run read them", now)
@@ -83,6 +85,12 @@ class Look:
         prefixes, proof = state.latest(self.fleet, "prefixes") or {}, state.latest(self.fleet, "proof") or {}
         warm = prefixes.get("templates") == proof.get("templates") == seen.digest
         return warm and (proof.get("verdict"), proof.get("namespace")) == ("proven", namespace)
+
+    def _lost_chunks(self) -> bool:
+        """Whether somebody who looked into L2 since the last run of `warm` found less than was warmed."""
+        state = self.workspace.state
+        stock, warmed = state.latest(self.fleet, "inventory") or {}, state.latest(self.fleet, "warm") or {}
+        return stock.get("hit_rate", 1.0) < 1.0 and stock["at"] > warmed.get("at", 0.0) and self.runs.last_succeeded()
 
     def _read_otherwise(self, seen: Listing) -> bool:
         """Whether the last run warmed other templates than these: they changed while it waited, and changed back."""

@@ -24,6 +24,8 @@ def print_plan(plan: "WarmPlan", found: "PrefixSet") -> None:
             print(f"{p.label}: varies at {variation}")
     for f in found.failed:
         print(f"{f.template}: {f.reason}")
+    for label in plan.over_budget:
+        print(f"{label}: over l2.budget_bytes, not warmed")
     seconds = f", about {plan.engine_seconds:.0f} s of one engine" if plan.engine_seconds else ""
     deferred = f"; {plan.deferred_chunks} chunks are left for the next run" if plan.deferred_chunks else ""
     steps = f"{plan.compute_tokens:,} tokens in {len(plan.steps)} requests, {size(plan.store_bytes)}{seconds}"

@@ -6,7 +6,9 @@ import dagster as dg
 
 from assets.partitions import fleets
 from assets.tags import FLEET_TAG
-from pipelines.jobs import warm
+from pipelines.jobs import take_stock, warm
+from resources.workspace import Workspace
+from warmers.errors import WarmfrontError
 
 
 @dg.schedule(
@@ -21,3 +23,27 @@ def nightly_warm(context: dg.ScheduleEvaluationContext) -> Iterator[dg.RunReques
     night = context.scheduled_execution_time.date().isoformat()
     for fleet in fleets.get_partition_keys():
         yield dg.RunRequest(run_key=f"{fleet}:{night}", partition_key=fleet, tags={FLEET_TAG: fleet})
+
+
+@dg.schedule(
+    job=take_stock,
+    cron_schedule="20 * * * *",
+    execution_timezone="UTC",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Look into L2 at twenty past each hour, one run for each fleet that was warmed: what its prefixes need "
+    "is extended before half of its life is over.",
+)
+def hourly_stock(
+    context: dg.ScheduleEvaluationContext, workspace: dg.ResourceParam[Workspace]
+) -> Iterator[dg.RunRequest]:
+    """A run a fleet and hour, where it was warmed and its L2 is there."""
+    hour = context.scheduled_execution_time.isoformat()
+    for fleet in fleets.get_partition_keys():
+        try:
+            workspace.tier(fleet).address()
+            warmed = workspace.state.latest(fleet, "warm") is not None
+        except WarmfrontError as error:
+            context.log.info(f"{fleet}: {error}")
+        else:
+            if warmed:
+                yield dg.RunRequest(run_key=f"{fleet}:{hour}", partition_key=fleet, tags={FLEET_TAG: fleet})

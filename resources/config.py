@@ -165,6 +165,7 @@ def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | Non
         engine=EngineSpec(**settings.engine.model_dump()),
         store=settings.l2.type,
         ttl_s=_ttl_s(settings.l2),
+        budget_bytes=settings.l2.budget_bytes,
         limits=WarmLimits(**settings.warm.model_dump()),
         floors=ProofFloors(**settings.proof.model_dump()),
         prefill_tokens_per_s=tokens_per_s,

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from warmers.inventory import Inventory
     from warmers.plan import WarmPlan
     from warmers.proof import Proof
     from warmers.warm import WarmResult
@@ -25,6 +26,7 @@ def plan_summary(plan: "WarmPlan") -> dict[str, Any]:
         "engine_seconds": plan.engine_seconds,
         "missing_chunks": plan.missing_chunks,
         "deferred_chunks": plan.deferred_chunks,
+        "over_budget": plan.over_budget,
         "prefixes": [asdict(row) for row in plan.rows()],
     }
 
@@ -45,6 +47,11 @@ def proof_document(proof: "Proof") -> bytes:
         )
     }
     return _encode(asdict(proof) | totals | {"prefixes": rows})
+
+
+def inventory_document(inventory: "Inventory") -> bytes:
+    """What L2 holds of what the ledger says."""
+    return _encode(asdict(inventory) | {"hit_rate": inventory.hit_rate})
 
 
 def _encode(document: Any) -> bytes:

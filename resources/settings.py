@@ -86,7 +86,12 @@ class IamSettings(_Section):
     serverless: bool = True
 
 
-class ValkeySettings(_Section):
+class _L2Section(_Section):
+    budget_bytes: PositiveInt | None = Field(default=None, description="for warmed chunks; the lightest prefixes go")
+    grace_s: NonNegativeFloat = Field(default=3 * 86400.0, description="for which what no plan needs stays")
+
+
+class ValkeySettings(_L2Section):
     """`l2` of type valkey: Valkey, Redis or ElastiCache."""
 
     type: Literal["valkey"] = "valkey"
@@ -126,7 +131,7 @@ class ValkeySettings(_Section):
         return any(secret is not None for secret in (self.password_env, self.password_file, self.iam))
 
 
-class FileSystemSettings(_Section):
+class FileSystemSettings(_L2Section):
     """`l2` of type fs: a directory that every replica and this machine have mounted, read and write."""
 
     type: Literal["fs"] = "fs"
@@ -134,7 +139,7 @@ class FileSystemSettings(_Section):
     ttl_s: PositiveInt | None = Field(default=7 * 86400, description="for which an unused file lives")
 
 
-class S3Settings(_Section):
+class S3Settings(_L2Section):
     """`l2` of type s3: a bucket of its own, since LMCache's adapter has no prefix."""
 
     type: Literal["s3"] = "s3"

@@ -2,6 +2,7 @@
 
     fleets/<fleet>/{templates,rendered,prefixes,plan,warm,proof}.json  pointers to the latest
     fleets/<fleet>/{templates,…}/<time>-<random>.*                   what they point to
+    fleets/<fleet>/namespaces/<namespace>.json                       those it was warmed in
     namespaces/<namespace>/lease.json
     namespaces/<namespace>/chunks/<time>-<random>.parquet            segments of the ledger, oldest first
 
@@ -23,6 +24,7 @@ from resources.objects import Objects, open_objects
 from warmers.changes import Entry, Listing, SourceFile
 from warmers.keys import Hashes
 from warmers.ledger import Rows, merge
+from warmers.life import NamespaceRecord
 from warmers.prefixes import Prefix, PrefixSet
 from warmers.templates import Failed
 from warmers.variations import Variation
@@ -123,6 +125,25 @@ class StateStore:
         """Drop the fleet's pointer of a kind."""
         self.objects.delete(f"fleets/{fleet}/{kind}.json")
 
+    def save_namespace(self, fleet: str, record: NamespaceRecord) -> None:
+        """Remember a namespace of a fleet."""
+        self.objects.write(_namespace_path(fleet, record.name), json.dumps(asdict(record)).encode())
+
+    def namespaces(self, fleet: str) -> list[NamespaceRecord]:
+        """Every namespace that the fleet was warmed in and that was not removed."""
+        found = (self.objects.read(path) for path in self.objects.list(f"fleets/{fleet}/namespaces"))
+        return [NamespaceRecord(**json.loads(content[0])) for content in found if content]
+
+    def drop_namespace(self, fleet: str, name: str) -> None:
+        """Forget a namespace and its ledger."""
+        for segment in self.objects.list(ledger_directory(name)):
+            self.objects.delete(segment)
+        self.objects.delete(_namespace_path(fleet, name))
+
+    def ledger_uri(self, namespace: str) -> str:
+        """Where people find a namespace's ledger."""
+        return self.uri_of(ledger_directory(namespace))
+
     def journal(self, namespace: str) -> "LedgerFiles":
         """The ledger of a namespace."""
         return LedgerFiles(self.objects, ledger_directory(namespace))
@@ -160,6 +181,10 @@ class LedgerFiles:
     def _read(self, segments: list[str]) -> list[Rows]:
         found = (self.objects.read(segment) for segment in segments)
         return [_rows_from_parquet(content[0]) for content in found if content]
+
+
+def _namespace_path(fleet: str, name: str) -> str:
+    return f"fleets/{fleet}/namespaces/{name}.json"
 
 
 def ledger_directory(namespace: str) -> str:

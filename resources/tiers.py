@@ -46,6 +46,11 @@ class ValkeyTier:
         """The same; where it is embedded it is started. Call under `processes.locked`."""
         return self.settings.url or self.stack.ensure()
 
+    @property
+    def place(self) -> str:
+        """For people, and to tell one L2 from another."""
+        return f"Valkey at {self.settings.url or 'the embedded stack'}"
+
     def store(self) -> "KVStore":
         """Connects when it is first asked."""
         from resources.valkey_access import ValkeyAccess
@@ -97,6 +102,11 @@ class FileTier:
 
     ensure = address
 
+    @property
+    def place(self) -> str:
+        """For people, and to tell one L2 from another."""
+        return f"the directory {self.address()}"
+
     def store(self) -> "KVStore":
         """On this machine's mount."""
         from resources.file_store import FileStore
@@ -126,6 +136,11 @@ class S3Tier:
     def ensure(self) -> str:
         """The same; where it is embedded it is started. Call under `processes.locked`."""
         return self._host() or urlsplit(self.stack.ensure_bucket()).netloc
+
+    @property
+    def place(self) -> str:
+        """For people, and to tell one L2 from another."""
+        return f"the bucket {self.settings.bucket or EMBEDDED_BUCKET}"
 
     def _host(self) -> str | None:
         given = self.settings

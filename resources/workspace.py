@@ -21,6 +21,7 @@ from resources.settings import FleetSettings, Settings
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
+    from resources.holdings import Holdings
     from resources.local_stack import LocalStack
     from resources.prompts import Prompts, PromptSource
     from resources.replica_commands import LocalWeights
@@ -282,6 +283,12 @@ class Workspace:
             return look(store, tree.names, fleet.engine.tensor_parallel, fleet.chunk_bytes)
 
         return plan_warm(prefixes.prefixes, fleet, look_up)
+
+    def holdings(self, fleet: "Fleet") -> "Holdings":
+        """What the fleet has in L2, and what becomes of it."""
+        from resources.holdings import Holdings
+
+        return Holdings(self, fleet)
 
     def lease(self, namespace: str) -> "AbstractContextManager[Fence]":
         """Hold a namespace. Raises LeaseHeld."""

@@ -22,6 +22,7 @@ from warmers.fleet import DaemonIdentity, EngineIdentity, EngineSpec, Fleet, KVS
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows, merge
 from warmers.prefixes import Prefix, Usage
+from warmers.presence import StoreUsage
 from warmers.replica import Counters, Generation, StoreCounts
 
 CHUNK = 16
@@ -49,22 +50,58 @@ def words(text: str) -> list[int]:
 
 
 class DictStore:
-    """A KVStore in memory."""
+    """A KVStore in memory, which forgets keys as Valkey does."""
 
-    def __init__(self):
+    def __init__(self, clock=None):
         self.values: dict[str, bytes] = {}
+        self.ends: dict[str, float] = {}
+        self.clock = clock or FakeClock()
 
     def sizes(self, keys):
+        self._forget()
         return np.array([len(self.values[k]) if k in self.values else -1 for k in keys], np.int64)
 
-    def delete(self, keys):
-        return sum(self.values.pop(k, None) is not None for k in keys)
+    def lives(self, keys):
+        self._forget()
+        now = self.clock.time
+        return np.array([self.ends.get(k, np.inf) - now if k in self.values else -1.0 for k in keys], np.float64)
 
-    def put(self, key, value):
+    def extend(self, keys, seconds):
+        self._forget()
+        for key, more in zip(keys, seconds.tolist(), strict=True):
+            if key in self.values:
+                self.ends[key] = self.clock.time + more
+
+    def delete(self, keys):
+        self._drop(keys)
+
+    def names(self, start):
+        found = sorted(key for key in self.values if key.startswith(start))
+        for at in range(0, len(found), 5):
+            yield found[at : at + 5]
+
+    def usage(self):
+        return StoreUsage(sum(map(len, self.values.values())), 1 << 20, "volatile-lru")
+
+    def require_writable(self, start):
+        pass
+
+    def put(self, key, value, ttl_s=None):
         self.values[key] = value
+        if ttl_s is not None:
+            self.ends[key] = self.clock.time + ttl_s
 
     def get(self, key):
+        self._forget()
         return self.values.get(key)
+
+    def _forget(self):
+        self._drop([key for key, end in self.ends.items() if end <= self.clock.time])
+
+    def _drop(self, keys):
+        for key in keys:
+            self.values.pop(key, None)
+            self.ends.pop(key, None)
 
 
 class FakeClock:

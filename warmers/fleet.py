@@ -117,6 +117,8 @@ class Fleet:
     store: StoreKind = "valkey"
     ttl_s: int | None = 7 * 86400
     """After which L2 forgets a chunk that nobody refreshes; None: it never does by itself."""
+    budget_bytes: int | None = None
+    """What its warmed chunks may take in L2, over all ranks; None: no bound."""
     limits: WarmLimits = field(default_factory=WarmLimits)
     floors: ProofFloors = field(default_factory=ProofFloors)
     prefill_tokens_per_s: float | None = None

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from warmers.budget import afford
 from warmers.fleet import Fleet
 from warmers.keys import Hashes, KeyLayout, chunk_hashes
 from warmers.prefixes import Prefix
@@ -95,6 +96,8 @@ class WarmPlan:
     steps: tuple[Step, ...]
     deferred_chunks: int = 0
     """Missing chunks left for the next run by the cap."""
+    over_budget: tuple[str, ...] = ()
+    """Labels of prefixes that the fleet's budget in L2 leaves out."""
 
     @property
     def missing_chunks(self) -> int:
@@ -167,11 +170,12 @@ class PlanRow:
 
 def plan_warm(prefixes: Sequence[Prefix], fleet: Fleet, look_up: Callable[[ChunkTree], Presence]) -> WarmPlan:
     """Compare what `prefixes` need with what L2 holds, and order what is missing."""
-    ordered = tuple(prefixes)
+    affordable, left_out = afford(prefixes, fleet)
+    ordered = tuple(affordable)
     tree = grow_tree(ordered, KeyLayout.of(fleet))
     presence = look_up(tree)
     steps = _order_steps(ordered, tree, presence.complete)
-    plan = WarmPlan(fleet, ordered, tree, presence, steps)
+    plan = WarmPlan(fleet, ordered, tree, presence, steps, over_budget=tuple(prefix.label for prefix in left_out))
     cap = fleet.limits.max_tokens_per_run
     return plan if cap is None else _cap(plan, max(1, cap // fleet.engine.chunk_tokens))
 
