@@ -297,6 +297,8 @@ def test_what_nobody_uses_lapses_where_the_tier_forgets_nothing_unless_a_plan_ne
 TEXTS = ("ab", "ac", "acd", "x", "xy", "m")
 published = st.sets(st.sampled_from(TEXTS)).map(sorted)
 fleet_names = st.sampled_from(["chat", "code"])
+races = st.one_of(st.none(), published)
+kills = st.one_of(st.none(), st.integers(1, 2))
 
 
 class Killed(Exception):
@@ -352,7 +354,6 @@ class LifeMachine(RuleBasedStateMachine):
         self.store = GuardedStore(self.clock, self.is_live)
         self.store.delete = self.store.remove
         self.fleets = {name: Served(name, self.clock, self.store) for name in ("chat", "code")}
-        self.plans = {}
 
     def is_live(self, key):
         held = key in self.store.values and self.store.ends.get(key, np.inf) > self.clock.time
@@ -403,35 +404,28 @@ class LifeMachine(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.clock.time += seconds
 
-    @rule(name=fleet_names)
-    def plan_retention(self, name):
+    @rule(name=fleet_names, apply=st.booleans(), kill=kills, before=races, amid=races)
+    def retain(self, name, apply, kill, before, amid):
+        """Under the lease, so no other run warms meanwhile; templates change all the same, also in the middle."""
         served = self.fleets[name]
-        held = look_into(self.store, served.journal.rows(), served.fleet)
-        plan = plan_life(held, served.needed(), served.fleet, GRACE_S, self.clock.time)
-        self.plans[name] = (served.fleet, plan, served.journal)
-
-    @rule(name=fleet_names, apply=st.booleans(), kill=st.one_of(st.none(), st.integers(1, 2)), race=published)
-    def carry_out_retention(self, name, apply, kill, race):
-        """Of a plan that was made whenever: templates changed since, and change again in the middle."""
-        if name not in self.plans:
-            return
-        fleet, plan, journal = self.plans.pop(name)
-        served = self.fleets[name]
-        if served.fleet != fleet:  # of a namespace that is no more the fleet's: the lease of a new run is another
-            return
-        asked = []
+        fleet, journal, races = served.fleet, served.journal, iter([amid])
+        held = look_into(self.store, journal.rows(), fleet)
+        plan = plan_life(held, served.needed(), fleet, GRACE_S, self.clock.time)
+        self._race(name, before)
 
         def needed():
-            asked.append(1)
-            if len(asked) == 1:
-                self.publish(name, race)
+            self._race(name, next(races, None))
             return served.needed()
 
         self._run(kill, lambda: carry_out_life(
             plan, fleet, self.store, journal, FreeFence(), needed, self.clock.time, apply=apply
         ))  # fmt: skip
 
-    @rule(name=fleet_names, kill=st.one_of(st.none(), st.integers(1, 2)))
+    def _race(self, name, texts):
+        if texts is not None:
+            self.publish(name, texts)
+
+    @rule(name=fleet_names, kill=kills)
     def retire_namespaces(self, name, kill):
         served = self.fleets[name]
         records, needed = list(served.records.values()), served.namespaces_needed()
