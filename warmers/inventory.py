@@ -161,7 +161,7 @@ def headroom_findings(usage: StoreUsage, adding_bytes: int, evicted_since: int |
     if policy in POLICIES_THAT_CHOOSE_BADLY:
         found.append(f"maxmemory-policy {policy} evicts warmed chunks however much they are used: take volatile-lru.")
     if usage.capacity_bytes is not None and usage.used_bytes is not None:
-        free = usage.capacity_bytes - usage.used_bytes
+        free = max(0, usage.capacity_bytes - usage.used_bytes)
         fate = "what is warmed then is refused" if policy in (None, "noeviction") else "others are evicted for it"
         if adding_bytes > free:
             found.append(f"{adding_bytes:,} bytes are to be warmed, and {free:,} are free: {fate}.")

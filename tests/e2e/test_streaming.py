@@ -22,7 +22,7 @@ def test_the_tensors_that_engines_stream_are_those_that_were_staged(host, tiny_m
     stages = BucketStages.at("s3://streamed/weights", url)
     stages.make_bucket()
     done = stage(DirectorySource(tiny_model), "tiny", stages, FreeFence(), time.time)
-    streamer = RunaiStreamer(PYTHON, LocalWeights(embedded=True, assets_cache="/cache").environment(url))
+    streamer = RunaiStreamer(PYTHON, LocalWeights(embedded=True).environment(url, "/cache"))
     assert streamer.installed
     for depth in ("sampled", "full"):
         assert verify_streamed(done.manifest, done.uri, stages, streamer, depth) == ()

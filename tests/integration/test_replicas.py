@@ -8,7 +8,8 @@ import pytest
 from resources.local_stack import LocalStack
 from resources.replica_commands import LocalWeights
 from resources.replicas import LocalReplicas
-from resources.settings import LocalSettings
+from resources.settings import LocalSettings, ValkeySettings
+from resources.tiers import open_tier
 from warmers.errors import EngineLost, EngineRefused, EngineUnavailable
 
 
@@ -18,10 +19,7 @@ class Attached(LocalReplicas):
     def _require_engine(self):
         pass
 
-    def _store(self):
-        return ""
-
-    def _attach(self, fleet, store, *, fresh=False):
+    def _attach(self, fleet, address, *, fresh=False):
         return type("Replica", (), {"close": lambda self: None})()
 
 
@@ -29,7 +27,8 @@ class Attached(LocalReplicas):
 def replicas(tmp_path):
     said = []
     stack = LocalStack(tmp_path, on_event=said.append)
-    replicas = Attached(stack, LocalSettings(), LocalWeights(Path("model")), on_event=said.append)
+    tier = open_tier(ValkeySettings(url="redis://127.0.0.1:1"), stack)
+    replicas = Attached(stack, LocalSettings(), LocalWeights(Path("model")), tier, on_event=said.append)
     object.__setattr__(replicas, "said", said)
     for name in ("engine", "daemon"):
         replicas.processes.start(name, [sys.executable, "-c", "import time; time.sleep(600)"], url="", spec="")

@@ -46,7 +46,7 @@ def test_the_whole_story(run):
     result = run()
     assert result.success
     assert all(check.passed for check in checks(result).values())
-    assert len(checks(result)) == 8
+    assert len(checks(result)) == 9
     computed = metadata(result, "warm_chunks")["computed_tokens"]
     assert computed == metadata(result, "warm_plan")["compute_tokens"] > 0
     proof = run.workspace.state.document("chat", "proof")
