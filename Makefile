@@ -2,8 +2,9 @@ PYTHON ?= python3
 CONTROL := .venv/.ready
 ENGINE := .venv-engine/.ready
 MODEL := .warmfront/models/sample-100m
-# Somebody's own folder of templates: make demo PROMPTS=dir
-CONFIG := $(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml)
+# Somebody's own folder of templates: make demo PROMPTS=dir. Another L2: make demo L2=valkey|valkey-tls|fs|s3|plugin
+CONFIG := $(if $(L2),.warmfront/$(L2).yaml,$(if $(PROMPTS),.warmfront/prompts.yaml,deploy/local/warmfront.yaml))
+CHANGES := $(if $(PROMPTS),--prompts "$(PROMPTS)") $(if $(L2),--l2 "$(L2)")
 RUN := WARMFRONT_CONFIG=$(CONFIG) .venv/bin/
 
 .PHONY: all demo ui up down check test bench screenshots lock clean config sample
@@ -28,7 +29,7 @@ sample:
 	@[ -e $(MODEL) ] || .venv-engine/bin/python deploy/local/make_model.py $(MODEL)
 
 config:
-	@$(if $(PROMPTS),.venv/bin/python deploy/local/with_prompts.py "$(PROMPTS)" $(CONFIG))
+	@$(if $(strip $(CHANGES)),.venv/bin/python deploy/local/configure.py $(CONFIG) $(CHANGES))
 
 demo: all config ## warm the sample prompts on real engines, and prove it
 	@$(RUN)python deploy/local/demo.py
@@ -62,5 +63,5 @@ lock: ## renew both locks from pyproject.toml and deploy/engine/requirements.in
 	$(PYTHON) deploy/make_env.py --renew deploy/engine/requirements.lock -r deploy/engine/requirements.in
 
 clean: ## forget the demo's state; the environments stay
-	-@$(RUN)warmfront down
+	-@for config in deploy/local/warmfront.yaml $(wildcard .warmfront/*.yaml); do WARMFRONT_CONFIG=$$config .venv/bin/warmfront down; done
 	rm -rf .warmfront deploy/local/prompts/topics

@@ -9,6 +9,7 @@ from typing import Any
 
 from pipelines.printing import print_proof, print_table, size
 from pipelines.runs import run_job
+from resources.local_stack import STOP_ORDER
 from resources.state import StateStore
 from resources.workspace import Workspace
 from warmers.errors import ConfigError, WarmfrontError
@@ -24,7 +25,7 @@ def main() -> int:
     result_file = workspace.local_directory / "demo.json"
     result_file.unlink(missing_ok=True)
     processes = workspace.stack.processes
-    ran_before = any(processes.running(name) for name in processes.names())
+    ran_before = any(processes.running(name) for name in STOP_ORDER)  # what `make config` starts is no part of it
     try:
         if settings.model.source is not None and not staged(workspace, settings.name):
             return 1
