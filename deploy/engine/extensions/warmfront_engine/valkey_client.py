@@ -130,8 +130,8 @@ class IamToken(CredentialProvider):
             return self.username, self._token
 
     def _sign(self) -> str:
-        from botocore.auth import SigV4QueryAuth  # noqa: PLC0415, 0.2 s that only IAM users need
-        from botocore.awsrequest import AWSRequest  # noqa: PLC0415
+        from botocore.auth import SigV4QueryAuth
+        from botocore.awsrequest import AWSRequest
 
         kind = {"ResourceType": "ServerlessCache"} if self.iam.serverless else {}
         query = urlencode({"Action": "connect", "User": self.username, **kind})
@@ -142,7 +142,7 @@ class IamToken(CredentialProvider):
 
 def _aws_credentials() -> Any:
     """As botocore finds them: environment, web identity (IRSA, pod identity), instance."""
-    from botocore.session import Session  # noqa: PLC0415
+    from botocore.session import Session
 
     found = Session().get_credentials()
     if found is None:
@@ -272,7 +272,7 @@ class ValkeyClient:
 
 
 def _to_mend(error: BaseException | None) -> bool:
-    """Refused credentials, or a certificate; redis-py hides them in a ConnectionError, and that in a cluster's error."""
+    """Refused credentials, or a certificate; redis-py hides them in a ConnectionError, in turn in a cluster's error."""
     while error is not None:
         if isinstance(error, AuthenticationError) or any(text in str(error).lower() for text in CERTIFICATE):
             return True

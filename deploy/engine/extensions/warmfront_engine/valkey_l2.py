@@ -60,7 +60,7 @@ class Results:
 
 
 class ValkeyL2Adapter(L2AdapterInterface):
-    """Reads and writes have threads of their own: what is stored behind a request does not delay the next one's load."""
+    """Reads and writes have threads of their own: what is stored behind a request does not delay the next load."""
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: object = None) -> None:
         """`params`: see Where. Raises ValueError, and redis.RedisError for wrong credentials or certificates."""
