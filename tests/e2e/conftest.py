@@ -12,12 +12,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from engine_environment import PYTHON, fleet, sentences, write_config
+from valkey_servers import WITH_TLS
 
+from resources.local_stack import LocalStack
 from resources.workspace import Workspace
 
-FLEETS = ("chat", "shared", "bucket", "tp2", "bare")
-"""Order of starts: plain, on a shared file system, on S3, tensor parallel 2, and an engine without its KV connector."""
+FLEETS = ("chat", "shared", "bucket", "secure", "plugin", "tp2", "bare")
+"""Order of starts: plain, on a shared file system, on S3, on Valkey with TLS by LMCache's own adapter and by the plugin,
+tensor parallel 2, and an engine without its KV connector."""
 
 
 def pytest_collection_modifyitems(items):
@@ -90,10 +94,28 @@ def host(tmp_path_factory, tiny_model):
         json.dumps({"messages": [{"role": "system", "content": "Use tools."}], "tools": [tool]})
     )
     (directory / "kv").mkdir()
-    on_files = fleet("shared", tiny_model) | {"l2": {"type": "fs", "directory": "kv"}}
+    tiers = {
+        "shared": {"type": "fs", "directory": "kv"},
+        "bucket": {"type": "s3"},
+        **{
+            name: demo_l2(directory, l2)
+            for name, l2 in {"secure": "valkey-tls", "plugin": "plugin"}.items()
+            if WITH_TLS
+        },
+    }
     two_ranks = fleet("tp2", tiny_model, tensor_parallel=2)
-    on_s3 = fleet("bucket", tiny_model) | {"l2": {"type": "s3"}}
-    fleets = [fleet("chat", tiny_model), on_files, on_s3, two_ranks, fleet("bare", tiny_model)]
+    fleets = [fleet(name, tiny_model) | {"l2": l2} for name, l2 in tiers.items()]
+    fleets += [fleet("chat", tiny_model), two_ranks, fleet("bare", tiny_model)]
     workspace = Workspace(write_config(directory, fleets), on_event=print)
     yield workspace
     workspace.stack.down()
+    for name in ("secure", "plugin"):
+        LocalStack(directory / name / "stack", on_event=print).down()
+
+
+def demo_l2(directory, l2):
+    """The `l2` of `make demo L2=...`, and the server that goes with it."""
+    out = directory / {"valkey-tls": "secure"}.get(l2, l2)
+    argv = [sys.executable, "deploy/local/configure.py", out.with_suffix(".yaml"), "--l2", l2]
+    subprocess.run(argv, check=True)
+    return yaml.safe_load(out.with_suffix(".yaml").read_text())["fleets"][0]["l2"]

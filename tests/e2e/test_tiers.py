@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from engine_environment import needs_engine
+from valkey_servers import needs_tls
 
 from warmers.fleet import require_match
 from warmers.keys import KeyLayout
@@ -24,11 +25,17 @@ def put(store, key, size):
     store.client.put_object(Bucket=store.bucket, Key=key, Body=bytes(size))
 
 
+def set_value(store, key, size):
+    store.client.set(key, bytes(size), keepttl=True)
+
+
 @pytest.mark.parametrize(
     ("name", "resize"),
     [
         pytest.param("shared", truncate, marks=pytest.mark.fleet("shared")),
         pytest.param("bucket", put, marks=pytest.mark.fleet("bucket")),
+        pytest.param("secure", set_value, marks=[pytest.mark.fleet("secure"), needs_tls]),
+        pytest.param("plugin", set_value, marks=[pytest.mark.fleet("plugin"), needs_tls]),
     ],
 )
 def test_a_tier_is_warmed_repaired_and_proven(host, name, resize):
