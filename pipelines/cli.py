@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from pipelines.printing import print_decisions, print_explanation, print_plan, print_proof, print_table
+from pipelines.printing import print_explanation, print_plan, print_proof, print_retention, print_table
 from warmers.errors import ConfigError, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
@@ -190,23 +190,24 @@ def retain(
     apply: Annotated[bool, typer.Option("--apply", help="Remove them; without it nothing changes.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show which stages of a fleet's model nobody needs any more, and why the others stay."""
+    """Show what nobody needs any more of a fleet's chunks, namespaces and stages of weights, and why the rest stays."""
+    from pipelines.retaining import decide
+
     workspace = _workspace()
-    settings = workspace.fleet_settings(fleet)
-    workspace.open_stages()
-    decided, reasons, left = workspace.decide_weights(settings.name), tuple[str, ...](), set[str]()
+    name = workspace.fleet_settings(fleet).name
+    decided, left, reasons = decide(workspace, name), None, tuple[str, ...]()
     if apply:
         from pipelines.runs import run_job
 
-        reasons = run_job("retain", settings.name, workspace, {"weights_retention": {"apply": True}}).reasons
-        left = {decision.digest for decision in workspace.decide_weights(settings.name)}
+        config = {"apply": True}
+        reasons = run_job("retain", name, workspace, {"weights_retention": config, "l2_retention": config}).reasons
+        left = decide(workspace, name)
     if as_json:
-        stages = [asdict(d) | {"removed": apply and d.digest not in left} for d in decided]
-        _print({"stages": stages, "reasons": reasons})
+        _print(decided.document(left) | {"reasons": reasons})
     else:
         for reason in reasons:
             _say(reason)
-        print_decisions(decided, left if apply else None)
+        print_retention(decided.document(left), applied=apply)
     if reasons:
         raise typer.Exit(1)
 

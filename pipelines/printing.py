@@ -1,12 +1,11 @@
 """Plans, proofs and tables for a terminal. JSON for machines is `resources/documents.py`."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warmers.plan import WarmPlan
     from warmers.prefixes import PrefixSet
-    from warmers.retention import Decision
     from warmers.why import Explanation
 
 
@@ -54,19 +53,31 @@ def print_proof(proof: dict[str, Any]) -> None:
     )
 
 
-def print_decisions(decisions: "Sequence[Decision]", left: Collection[str] | None) -> None:
-    """What happens to stages of weights. `left`: digests that are there after a removal; None: nothing was removed."""
+def print_retention(document: dict[str, Any], *, applied: bool) -> None:
+    """What happens to chunks, namespaces and stages of weights. `document`: of pipelines.retaining.Retention."""
 
-    def fate(decision: "Decision") -> str:
-        if left is not None and decision.digest not in left:
+    def fate(row: dict[str, Any]) -> str:
+        if row["removed"]:
             return "removed"
-        return "to be removed" if decision.remove else "stays"
+        return "to be removed" if row["remove"] else "stays"
 
-    rows = [[d.digest[:16], size(d.bytes), fate(d), d.why] for d in decisions]
-    print_table(["stage", "bytes", "", "why"], rows)
-    going = [d for d in decisions if (d.remove if left is None else d.digest not in left)]
-    total, what = sum(d.bytes for d in decisions), "to be removed" if left is None else "removed"
-    print(f"{size(sum(d.bytes for d in going))} of {size(total)} {what}")
+    stages, namespaces, chunks = document["stages"], document["namespaces"], document.get("chunks")
+    what = "removed" if applied else "to be removed"
+    if stages:
+        rows = [[d["digest"][:16], size(d["bytes"]), fate(d), d["why"]] for d in stages]
+        print_table(["stage", "bytes", "", "why"], rows)
+        going = sum(d["bytes"] for d in stages if d["remove"])
+        print(f"{size(going)} of {size(sum(d['bytes'] for d in stages))} of weights {what}\n")
+    if namespaces:
+        print_table(["namespace", "", "why"], [[d["name"], fate(d), d["why"]] for d in namespaces])
+    if chunks is None:
+        return
+    print()
+    if chunks["by_template"]:
+        rows = [[row["template"], f"{row['chunks']:,}", size(row["bytes"])] for row in chunks["by_template"]]
+        print_table([f"{what} of template", "chunks", "bytes"], rows)
+    counted = chunks["removed"] if applied else chunks["remove"]
+    print(f"{counted:,} of {chunks['total']:,} warmed chunks {what}, {chunks['needed']:,} are needed")
 
 
 MAX_CHUNKS = 4

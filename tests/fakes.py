@@ -319,12 +319,12 @@ class FakeReplicas:
 class ValkeyValues:
     """The values behind a ValkeyStore, for the fake engine to write; as LMCache does, it swallows what goes wrong."""
 
-    def __init__(self, store):
-        self.client = store.client
+    def __init__(self, store, ttl_s):
+        self.client, self.ttl_s = store.client, ttl_s
 
     def put(self, key, value):
         try:
-            return bool(self.client.set(key, value))
+            return bool(self.client.set(key, value, ex=self.ttl_s))
         except RedisError:
             return False
 
@@ -349,7 +349,7 @@ class FakedWorkspace(Workspace):
 
     def engine_of(self, name) -> FakeEngine:
         if name not in self.engines:
-            self.engines[name] = FakeEngine(self.fleet(name), ValkeyValues(self.store(name)))
+            self.engines[name] = FakeEngine(self.fleet(name), ValkeyValues(self.store(name), self.fleet(name).ttl_s))
         return self.engines[name]
 
     def replicas(self, name):

@@ -20,7 +20,7 @@ from resources.local_stack import LocalStack
 from resources.workspace import Workspace
 
 FLEETS = ("chat", "shared", "bucket", "secure", "plugin", "tp2", "bare")
-"""Order of starts: plain, on a shared file system, on S3, on Valkey with TLS by LMCache's own adapter and by the plugin,
+"""Order of starts: plain, on a shared file system, on S3, on Valkey with TLS by LMCache's own adapter and by ours,
 tensor parallel 2, and an engine without its KV connector."""
 
 

@@ -1,0 +1,65 @@
+"""How the engine's side of Valkey authenticates, loaded by its path; real servers: integration/test_valkey_plugin."""
+
+import datetime
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import botocore.auth
+import pytest
+from botocore.credentials import Credentials
+
+from resources.valkey_credentials import ElastiCacheToken, presigned
+
+SOURCE = Path("deploy/engine/extensions/warmfront_engine/valkey_client.py")
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("warmfront_engine_valkey_client", SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+client = load()
+
+
+@pytest.mark.parametrize("serverless", [True, False])
+def test_its_token_is_the_control_planes_which_is_botocores(serverless, monkeypatch):
+    moment = datetime.datetime(2026, 12, 1, 12, 0, tzinfo=datetime.UTC)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *_, **__: moment.replace(tzinfo=None))
+    credentials = Credentials("AKID", "SECRET", "SESSION")
+    user = client.IamToken("engine", client.Iam("kv-cache", "eu-central-1", serverless), lambda: credentials)
+    token = presigned(ElastiCacheToken("engine", "kv-cache", "eu-central-1", serverless), credentials)
+    assert user.get_credentials() == ("engine", token)
+    assert token not in repr(user)
+
+
+def test_a_token_is_made_anew_before_it_ends_and_not_each_time(monkeypatch):
+    asked, now = [], [1_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    find = lambda: asked.append(1) or Credentials(f"AKID{len(asked)}", "SECRET")  # noqa: E731
+    user = client.IamToken("engine", client.Iam("kv-cache", "eu-central-1"), find)
+    first = {user.get_credentials() for _ in range(3)}
+    assert len(first) == len(asked) == 1
+    now[0] += client.REFRESH_S + 1
+    assert user.get_credentials() not in first
+    assert client.REFRESH_S < client.TOKEN_S
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({}, "host is missing"),
+        ({"host": "h", "hots": 1}, "hots unknown"),
+        ({"host": "h", "password": "secret"}, "password unknown"),
+        ({"host": "h", "password_env": "A", "password_file": "/b"}, "exclude each other"),
+        ({"host": "h", "iam": {"cache_name": "c", "region": "r"}}, "iam needs tls and a username"),
+        ({"host": "h", "key_prefix": "a@b"}, "key_prefix may not contain @"),
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_named(params, says):
+    with pytest.raises(ValueError, match=says):
+        client.Where.parse(params)
