@@ -4,6 +4,7 @@ It has a state directory of its own. Whatever is to be cold on it gets a `cache_
 L0 and L1 are dropped before.
 """
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +58,27 @@ class WarmEngine:
 @contextmanager
 def warm_engine(directory: Path) -> Iterator[WarmEngine]:
     """Start it, warm the sample prompts, end it. Raises where the model or the engine environment is missing."""
-    workspace = Workspace(_config(directory), on_event=lambda message: print(message, file=sys.stderr, flush=True))
+    with _engine_on(_config(directory)) as engine:
+        yield engine
+
+
+@contextmanager
+def engine_on_files(directory: Path) -> Iterator[WarmEngine]:
+    """The same with L2 in a directory."""
+    with _engine_on(_configured(directory, "fs")) as engine:
+        yield engine
+
+
+@contextmanager
+def engine_on_plugin(directory: Path) -> Iterator[WarmEngine]:
+    """The same with L2 in a Valkey with TLS, through warmfront's adapter as a user with a password."""
+    with _engine_on(_configured(directory, "plugin")) as engine:
+        yield engine
+
+
+@contextmanager
+def _engine_on(config: Path) -> Iterator[WarmEngine]:
+    workspace = Workspace(config, on_event=lambda message: print(message, file=sys.stderr, flush=True))
     try:
         settings = workspace.fleet_settings()
         source, stages = workspace.source(settings.name), workspace.open_stages()
@@ -85,6 +106,14 @@ def embedded_settings(directory: Path) -> Settings:
 def _config(directory: Path) -> Path:
     path = directory / "warmfront.yaml"
     path.write_text(embedded_settings(directory).model_dump_json())
+    return path
+
+
+def _configured(directory: Path, l2: str) -> Path:
+    """As `make demo L2=...` writes it, with its state in `directory`."""
+    path = directory.with_name(f"{directory.name}.yaml")
+    argv = [sys.executable, "deploy/local/configure.py", str(path), "--l2", l2]
+    subprocess.run(argv, check=True)
     return path
 
 

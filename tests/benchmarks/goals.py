@@ -78,5 +78,20 @@ GOALS: Mapping[str, Goal] = {
     ),
     "noop_tokens": Goal("tokens computed by a second warm with nothing changed", "=", 0),
     "warm_over_raw_prefill": Goal("wall time of warming over raw prefill of the same tokens", "<=", 1.10),
-    "l2_read_ms_1900_tokens": Goal("time that reading 1,900 tokens from L2 adds to TTFT, ms"),
+    # chapters/reading.py
+    "l2_read_ms_1900_tokens": Goal("time that reading 1,900 tokens from L2 adds to TTFT, plain Valkey, ms"),
+    "l2_read_ms_1900_tokens_fs": Goal("the same from files on this machine, ms"),
+    "l2_read_ms_1900_tokens_plugin": Goal("the same over TLS through warmfront's adapter, ms"),
+    # chapters/stock.py
+    "inventory_1m_s": Goal("inventory of 1,000,000 chunks on a local Valkey: seconds, process start to end", "<=", 60),
+    "inventory_1m_rss_mb": Goal("the same: peak resident memory, MB", "<=", 1000),
+    # chapters/tiers.py
+    "presence_keys_per_s_over_raw_valkey": Goal("existence and size: keys a second over redis-py's pipelined STRLEN"),
+    "presence_keys_per_s_over_raw_fs": Goal("the same with files over os.stat in a loop, on a local disk"),
+    "presence_keys_per_s_over_raw_s3": Goal("the same in a bucket over a HEAD each, 32 at once"),
+    "iam_plugin_load_over_builtin": Goal(
+        "8 chunks of 3 MB loaded: warmfront's Valkey adapter over LMCache's own", "<=", 1.3
+    ),
+    "iam_plugin_load_over_builtin_tls": Goal("the same over TLS", "<=", 1.3),
+    "iam_plugin_load_ms": Goal("the same by warmfront's adapter, plain, ms"),
 }

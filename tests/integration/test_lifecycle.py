@@ -191,7 +191,7 @@ def test_the_command_line_shows_and_then_removes(workspace, monkeypatch):
     ]
     done = json.loads(retain("--apply", "--json"))
     assert done["reasons"] == []
-    assert done["chunks_warmed"]["removed"] == done["chunks"]["remove"] == shown["chunks"]["remove"] > 0
+    assert done["chunks"]["removed"] == done["chunks"]["remove"] == shown["chunks"]["remove"] > 0
     assert json.loads(retain("--json"))["chunks"]["remove"] == 0
     assert here.store("chat").sizes(left).min() > 0
 

@@ -3,61 +3,18 @@
 No engine and no daemon: LMCache's adapters are driven as its controllers drive them.
 """
 
-import json
-import subprocess
 import time
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from engine_environment import PYTHON, needs_engine
+from engine_environment import needs_engine
+from l2_adapters import adapter, builtin, plugin
 from valkey_servers import Certificates, cluster, needs_tls, run, server
 
 from resources.processes import free_port
-from resources.tiers import PLUGIN
 
 pytestmark = needs_engine
 NAMES = [f"chunk-{n}" for n in range(8)]
 SIZE = 100_000
-DRIVER = Path(__file__).parents[1] / "plugin_driver.py"
-
-
-class Adapter:
-    """The driver's other end."""
-
-    def __init__(self, process):
-        self.process = process
-
-    def __call__(self, do, **what):
-        self.process.stdin.write(json.dumps({"do": do, **what}) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self._answer())
-
-    def _answer(self):
-        """The next line of JSON; LMCache's log goes there too."""
-        lines = []
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return line
-            lines.append(line)
-        raise EOFError("".join(lines))
-
-    def wait(self):
-        return json.loads(self._answer())
-
-
-@contextmanager
-def adapter(config, **env):
-    argv = [str(PYTHON), str(DRIVER), json.dumps(config)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(argv, **pipes, env={"PATH": "/usr/bin:/bin", **env}) as process:
-        try:
-            started = Adapter(process)
-            started.wait()
-            yield started
-            started("close")
-        finally:
-            process.kill()
 
 
 def refused(config, **env):
@@ -65,10 +22,6 @@ def refused(config, **env):
     with pytest.raises(EOFError) as error, adapter(config, **env):
         pass
     return str(error.value)
-
-
-def plugin(port, **params):
-    return {**PLUGIN, "adapter_params": {"host": "127.0.0.1", "port": port, "key_prefix": "ns", **params}}
 
 
 def fills(adapter):
@@ -89,7 +42,7 @@ def secure(tmp_path_factory, certificates):
 
 def test_it_writes_what_lmcaches_own_adapter_reads_and_the_reverse(tmp_path):
     with server(tmp_path / "server") as started:
-        own = {"type": "valkey", "startup_nodes": f"127.0.0.1:{started.port}", "key_prefix": "ns", "ttl_seconds": 600}
+        own = builtin(started.port, ttl_seconds=600)
         with adapter(plugin(started.port, ttl_seconds=600)) as ours, adapter(own) as theirs:
             assert ours("store", names=NAMES[:4], size=SIZE, fill=7)["bytes"] == 4 * SIZE
             assert theirs("store", names=NAMES[4:6], size=SIZE, fill=9)["ok"]

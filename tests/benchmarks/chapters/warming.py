@@ -19,7 +19,6 @@ from warmers.proof import choose, judge
 
 TURNS, TURN_TOKENS = 4, 5_000
 """Of the comparison with raw prefill: a dozen seconds of two cores for each of the two, in each turn."""
-READ_TOKENS, READS = 1_900, 15
 
 
 @benchmark("computed_over_unique", "noop_tokens", on=warm_engine)
@@ -77,20 +76,6 @@ def samples(engine: WarmEngine) -> dict[str, float]:
     return {"ttft_speedup": median(speedups), "hit_share": proof.hit_rate}
 
 
-@benchmark("l2_read_ms_1900_tokens", on=warm_engine)
-def l2_read(engine: WarmEngine) -> dict[str, float]:
-    """TTFT of an L2 hit less TTFT of the L0 hit of the same request, each the fastest of 15, taken in turns.
-
-    What is left is asking LMCache and bringing the chunks from Valkey to L0. Taken at 7 and at 8 chunks of 256; 1,900
-    tokens lie between, on a straight line. The fastest, since the machine's noise is several times what is measured.
-    """
-    chunk = engine.fleet.engine.chunk_tokens
-    lengths = [READ_TOKENS // chunk * chunk, (READ_TOKENS // chunk + 1) * chunk]
-    prefix = next(p for p in engine.prefixes.prefixes if p.full_tokens >= lengths[1])
-    added = [_read_s(engine, prefix, length) for length in lengths]
-    return {"l2_read_ms_1900_tokens": 1000 * float(np.interp(READ_TOKENS, lengths, added))}
-
-
 def _fastest(samples: Sequence[Sample]) -> float:
     return min(sample.answer.ttft_s for sample in samples)
 
@@ -123,25 +108,3 @@ def _drop(engine: WarmEngine, plan: WarmPlan) -> None:
     store, size = engine.workspace.store(engine.fleet.name), engine.fleet.chunk_bytes
     engine.settled(lambda: bool((store.sizes(plan.tree.names) == size).all()))
     store.delete(plan.tree.names)
-
-
-def _read_s(engine: WarmEngine, prefix: Prefix, tokens: int) -> float:
-    """What reading the first `tokens` of a prefix from L2 adds, in seconds.
-
-    Reads that LMCache was not asked for do not count: vLLM's connector takes a daemon that is slow to answer for gone.
-    """
-    replica, ids, salt = engine.replica, prefix.rendered[: tokens + 8], prefix.salt or None
-    from_l2, from_l0 = [], []
-    for _ in range(3 * READS):
-        replica.forget()
-        before = replica.counters()
-        first = replica.generate(ids, max_tokens=1, salt=salt)
-        second = replica.generate(ids, max_tokens=1, salt=salt)
-        engine.settled(lambda before=before: (replica.counters() - before).local_hit >= tokens)
-        counted = replica.counters() - before
-        if counted.external == counted.local_hit == tokens:
-            from_l2.append(first.ttft_s)
-            from_l0.append(second.ttft_s)
-        if len(from_l2) == READS:
-            return min(from_l2) - min(from_l0)
-    raise RuntimeError(f"{len(from_l2)} of {3 * READS} reads of {tokens} tokens came from L2, {READS} are needed")
