@@ -49,9 +49,10 @@ class Driver:
         self.adapter = create_l2_adapter_from_registry(parsed)
 
     def store(self, names, size, fill=0):
-        adapter = self.adapter
-        task = adapter.submit_store_task(object_keys(names), [buffer(size, fill) for _ in names])
+        adapter, buffers = self.adapter, [buffer(size, fill) for _ in names]  # whoever stores holds them until then
+        task = adapter.submit_store_task(object_keys(names), buffers)
         result = wait(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)[task]
+        del buffers
         return {"ok": result.is_successful(), "bytes": result.bytes_transferred() if result.is_successful() else 0}
 
     def lookup(self, names):

@@ -43,7 +43,7 @@ def plan_10k(directory: Path) -> dict[str, float]:
     """
     seconds, peaks = [], []
     with running_valkey(directory) as store:
-        path = write_fleet(directory, store.url)
+        path = write_fleet(directory, store.access.url)
         workspace = Workspace(path, on_event=lambda _: None)
         fleet = workspace.fleet(FLEET)
         for families in (0, FAMILIES):

@@ -53,7 +53,7 @@ def _exists(store: ValkeyStore, names: tuple[str, ...]) -> int:
 
 def _bare(store: ValkeyStore, names: tuple[str, ...]) -> int:
     """As fast as a client in Python can be: nothing but packing, sending, receiving and parsing."""
-    address = urlsplit(store.url)
+    address = urlsplit(store.access.url)
     reader, found = hiredis.Reader(), 0
     with socket.create_connection((address.hostname, address.port)) as connection:
         for start in range(0, len(names), BATCH):

@@ -39,7 +39,7 @@ print(json.dumps({{**seen, "peak_mb": peak / 1024}}))
 def inventory(directory: Path) -> dict[str, float]:
     """`l2_inventory` of 4,000 prefixes of 250 chunks, all warmed, one in ten evicted: process start to end."""
     with running_valkey(directory) as store:
-        path = write_fleet(directory, store.url, CHUNK_TOKENS)
+        path = write_fleet(directory, store.access.url, CHUNK_TOKENS)
         workspace = Workspace(path, on_event=lambda _: None)
         fleet = workspace.fleet(FLEET)
         prefixes = PrefixSet(tuple(_prefixes()))
