@@ -1,5 +1,6 @@
 """A bucket as L2, through boto3. Stages of weights are another matter (`resources/stages.py`)."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,8 +84,32 @@ class S3Store:
             yield [entry["Key"] for entry in page if entry["Key"].startswith(start)]
 
     def usage(self) -> StoreUsage:
-        """A bucket has no bound, and counts its bytes once a day."""
-        return StoreUsage()
+        """A bucket has no bound, and counts its bytes once a day; what its lifecycle rule says, if one may ask."""
+        if self.endpoint is not None or self.ttl_days is None:
+            return StoreUsage()
+        rules = self._rules()
+        days = [rule["Expiration"]["Days"] for rule in rules or () if _expires_all(rule)]
+        if rules is None or (days and min(days) == self.ttl_days):
+            return StoreUsage()
+        seen = f"expires objects after {min(days)} days" if days else "expires nothing"
+        return StoreUsage(findings=(f"bucket {self.bucket} {seen}, and l2.ttl_days is {self.ttl_days}: {self._put()}",))
+
+    def _rules(self) -> list[dict[str, Any]] | None:
+        """The bucket's lifecycle rules; None where it does not say."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            found: list[dict[str, Any]] = self.client.get_bucket_lifecycle_configuration(Bucket=self.bucket)["Rules"]
+        except ClientError as error:  # a bucket with none, a user who may not ask, a server that knows no rules
+            return [] if error_code(error) == "NoSuchLifecycleConfiguration" else None
+        except BotoCoreError:  # whoever asks for keys next says what it is
+            return None
+        return found
+
+    def _put(self) -> str:
+        """The command that puts the rule; it replaces those that there are."""
+        rule = json.dumps(lifecycle_rules(self.ttl_days or 1))
+        return f"aws s3api put-bucket-lifecycle-configuration --bucket {self.bucket} --lifecycle-configuration '{rule}'"
 
     def require_writable(self, start: str) -> None:
         """Put an object, and delete it."""
@@ -121,6 +146,18 @@ class S3Store:
         failures = _failures(f"{doing} of {len(keys)} objects in s3://{self.bucket}")
         with failures, ThreadPoolExecutor(ASKED_AT_ONCE, "objects") as pool:
             return list(pool.map(act, keys))
+
+
+def lifecycle_rules(ttl_days: int) -> dict[str, Any]:
+    """A bucket's lifecycle configuration: what was not written for `ttl_days` goes, unfinished uploads after a day."""
+    rule = {"ID": "kv-chunks", "Status": "Enabled", "Filter": {}, "Expiration": {"Days": ttl_days}}
+    return {"Rules": [rule | {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}]}
+
+
+def _expires_all(rule: dict[str, Any]) -> bool:
+    """Whether it removes whatever is in the bucket, by age."""
+    narrowed = rule.get("Prefix") or any((rule.get("Filter") or {}).values())
+    return rule["Status"] == "Enabled" and not narrowed and "Days" in rule.get("Expiration", {})
 
 
 @contextmanager

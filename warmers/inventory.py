@@ -157,7 +157,7 @@ def _leading(so: NDArray[np.bool_]) -> int:
 
 def headroom_findings(usage: StoreUsage, adding_bytes: int, evicted_since: int | None) -> Sequence[str]:
     """What may take warmed chunks away, or keep new ones out."""
-    found, policy = [], usage.eviction_policy
+    found, policy = list(usage.findings), usage.eviction_policy
     if policy in POLICIES_THAT_CHOOSE_BADLY:
         found.append(f"maxmemory-policy {policy} evicts warmed chunks however much they are used: take volatile-lru.")
     if usage.capacity_bytes is not None and usage.used_bytes is not None:

@@ -21,6 +21,8 @@ class StoreUsage:
     """Valkey's maxmemory-policy; None for a tier that evicts nothing by itself."""
     evicted_keys: int = 0
     """Since its servers started."""
+    findings: tuple[str, ...] = ()
+    """What else is set there otherwise than chunks need it, and what to do."""
 
 
 class KVStore(Protocol):
