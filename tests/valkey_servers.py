@@ -128,17 +128,20 @@ def cluster(directory: Path, certificates: Certificates | None = None, *config: 
     """A cluster, for a block."""
     started = []
     try:
-        ports = free_ports(nodes)
-        for number, port in enumerate(ports):
+        # To each other nodes listen on their port + 10000 unless told, which may be some connection's own by then.
+        free = free_ports(2 * nodes)
+        ports, buses = free[:nodes], free[nodes:]
+        for number, (port, bus) in enumerate(zip(ports, buses, strict=True)):
             home = directory / f"node-{number}"
             home.mkdir(parents=True)
-            options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000", *config]
+            options = ["--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-node-timeout", "5000"]
+            options += config
             options += ["--tls-cluster", "yes"] if certificates else []
             started.append(run(home, port, certificates, *options))
         share = [range(16384 * n // nodes, 16384 * (n + 1) // nodes) for n in range(nodes)]
         for node, slots in zip(started, share, strict=True):
             node.admin.execute_command("CLUSTER ADDSLOTSRANGE", slots[0], slots[-1])
-            node.admin.execute_command("CLUSTER MEET", HOST, ports[0])
+            node.admin.execute_command("CLUSTER MEET", HOST, ports[0], buses[0])
         for node in started:
             _wait_ok(node)
         yield Cluster(tuple(started))
