@@ -140,7 +140,8 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
             proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
             of = (here.state.latest(fleet.name, "prefixes") or {}).get("templates")
             document, weights = proof_document(proof), fleet.model.weights_digest
-            summary = {"verdict": proof.verdict, "at": proof.at, "namespace": proof.namespace, "weights": weights}
+            keys = {"namespace": fleet.namespace, "keyspace": fleet.keyspace}
+            summary = {"verdict": proof.verdict, "at": proof.at, "weights": weights, **keys}
             here.state.point(fleet.name, "proof", document, ".json", {**summary, "templates": of})
             if proof.verdict == "proven":
                 here.state.point(fleet.name, "proven", document, ".json", summary)

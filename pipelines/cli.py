@@ -225,6 +225,41 @@ def prove(fleet: FleetName = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def prefetch(
+    labels: Annotated[list[str] | None, typer.Argument(help="Prefixes; by default all that were found.")] = None,
+    fleet: FleetName = None,
+    daemon: Annotated[
+        str | None,
+        typer.Option(help="HTTP address of the replica's LMCache daemon; by default the one that runs here."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Load warmed prefixes from L2 into a replica's L1, the heaviest first. Exit code 1 unless all are in it then."""
+    from pipelines.prefetching import prefetch_into
+
+    workspace = _workspace()
+    done = prefetch_into(workspace, workspace.fleet(fleet), daemon, labels or (), _say)
+    if as_json:
+        _print(asdict(done))
+    else:
+        for label in done.left_out:
+            _say(f"{label}: L1 has no room for it")
+        print_table(["prefix", "in L1", "keys"], [[one.label, str(one.in_l1), str(one.keys)] for one in done.loaded])
+    if not done.whole:
+        raise typer.Exit(1)
+
+
+@app.command()
+def salts(fleet: FleetName = None, as_json: Json = False) -> None:
+    """Print the salts of a fleet's LoRA adapters, for the file that its engines' middleware reads (WARMFRONT_SALTS)."""
+    served = _workspace().fleet(fleet)
+    if as_json:
+        _print({"digest": served.salt_table_digest, "table": json.loads(served.salt_table)})
+    else:
+        sys.stdout.write(served.salt_table.decode())
+
+
+@app.command()
 def up(fleet: FleetName = None, as_json: Json = False) -> None:
     """Start the embedded stack: Valkey, an S3 server, an LMCache daemon and one vLLM engine."""
     workspace = _workspace()

@@ -15,7 +15,7 @@ from pipelines.runs import REPEAT, FleetRuns
 from resources.workspace import Workspace
 from warmers.changes import Listing, Watch, compare
 
-CURSOR_VERSION = 2
+CURSOR_VERSION = 3
 SETTLE_S = 2.0
 """A file that was written less than this ago may be half written: it is looked at by the next tick."""
 PATIENCE = 4
@@ -60,11 +60,11 @@ class Look:
         return self._report(Listing(broken={self.fleet: reason}), self.watch)
 
     def _decide(self, before: Listing, seen: Listing, now: Watch) -> Watch:
-        namespace = self.workspace.fleet(self.fleet).namespace  # raises NotStaged: then there is nothing to warm yet
-        now = replace(now, namespace=namespace)
-        if (seen.digest, namespace) != (self.watch.digest, self.watch.namespace):
+        keyspace = self.workspace.fleet(self.fleet).keyspace  # raises NotStaged: then there is nothing to warm yet
+        now = replace(now, keyspace=keyspace)
+        if (seen.digest, keyspace) != (self.watch.digest, self.watch.keyspace):
             now = replace(now, repeats=0)
-            if not self._is_warm(seen, namespace):
+            if not self._is_warm(seen, keyspace):
                 return self._ask("warm", seen, self._because(before, seen), now)
         elif self.runs.may_be_repeated("warm", self.workspace.clock.now()):
             return self._ask("warm", seen, REPEAT, now)
@@ -77,14 +77,14 @@ class Look:
 
     def _because(self, before: Listing, seen: Listing) -> str:
         other = seen.digest == self.watch.digest
-        return str(compare(before, seen)) or ("weights or engine changed" if other else "templates changed")
+        return str(compare(before, seen)) or ("weights, adapters or engine changed" if other else "templates changed")
 
-    def _is_warm(self, seen: Listing, namespace: str) -> bool:
+    def _is_warm(self, seen: Listing, keyspace: str) -> bool:
         """Whether somebody has warmed and proven exactly this: from the command line, or before there was a cursor."""
         state = self.workspace.state
         prefixes, proof = state.latest(self.fleet, "prefixes") or {}, state.latest(self.fleet, "proof") or {}
         warm = prefixes.get("templates") == proof.get("templates") == seen.digest
-        return warm and (proof.get("verdict"), proof.get("namespace")) == ("proven", namespace)
+        return warm and (proof.get("verdict"), proof.get("keyspace")) == ("proven", keyspace)
 
     def _lost_chunks(self) -> bool:
         """Whether somebody who looked into L2 since the last run of `warm` found less than was warmed."""

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from resources.adapter_files import read_adapter
 from resources.settings import (
     DNS_LABEL,
     FileSystemSettings,
@@ -115,10 +116,17 @@ def _anchor(settings: Settings, path: Path) -> Settings:
         return resolved
 
     def model(fleet: FleetSettings) -> ModelSettings:
+        field = f"fleets.{fleet.name}.model"
+        adapters = tuple(
+            adapter.model_copy(update={"directory": there(f"{field}.adapters.{adapter.name}", adapter.directory)})
+            for adapter in fleet.model.adapters
+        )
+        update: dict[str, Any] = {"adapters": adapters}
         if fleet.model.directory is not None:
-            directory = there(f"fleets.{fleet.name}.model.directory", fleet.model.directory)
-            return fleet.model.model_copy(update={"directory": directory})
-        return fleet.model.model_copy(update={"source": _located(fleet.model.source or "", base)})
+            update["directory"] = there(f"{field}.directory", fleet.model.directory)
+        else:
+            update["source"] = _located(fleet.model.source or "", base)
+        return fleet.model.model_copy(update=update)
 
     def l2(fleet: FleetSettings) -> ValkeySettings | FileSystemSettings | S3Settings:
         if fleet.l2.type == "s3":
@@ -158,7 +166,7 @@ def _ttl_s(l2: L2Settings) -> int | None:
 
 
 def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | None) -> Fleet:
-    """The domain's fleet."""
+    """The domain's fleet. Raises ConfigError for an adapter that cannot be read."""
     return Fleet(
         name=settings.name,
         model=model,
@@ -167,6 +175,7 @@ def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | Non
         ttl_s=_ttl_s(settings.l2),
         budget_bytes=settings.l2.budget_bytes,
         limits=WarmLimits(**settings.warm.model_dump()),
+        adapters=tuple(read_adapter(adapter.name, adapter.directory) for adapter in settings.model.adapters),
         floors=ProofFloors(**settings.proof.model_dump()),
         prefill_tokens_per_s=tokens_per_s,
     )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,8 @@ from warmers.prefixes import Usage
 from warmers.replica import Generation
 from warmers.templates import Messages, RenderOptions
 
-if TYPE_CHECKING:
-    pass
-
+SALT_TABLE_HEADER = "x-warmfront-salts"
+"""By which the engine's middleware says what table it has in force."""
 FORGET_AGAIN_S = 0.2
 FORGET_DEADLINE_S = 30.0
 """vLLM keeps blocks that a connector is still storing, and says so: how long to ask again."""
@@ -60,19 +59,21 @@ class VllmEngine:
         body = {"model": self.model, "prompt": text, "add_special_tokens": special_tokens}
         return _ids(self.http.json("POST", "/tokenize", body)["tokens"])
 
-    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
+    def prefill(self, ids: TokenIds, salt: str | None, adapter: str | None = None) -> Usage:
         """POST /v1/completions for one token."""
-        answer = self.http.json("POST", "/v1/completions", self._completion(ids, 1, salt))
+        answer = self.http.json("POST", "/v1/completions", self._completion(ids, 1, salt, adapter))
         usage = answer["usage"]
         return Usage(usage["prompt_tokens"], _cached(usage))
 
-    def generate(self, ids: TokenIds, *, max_tokens: int, salt: str | None = None) -> Generation:
+    def generate(
+        self, ids: TokenIds, *, max_tokens: int, salt: str | None = None, adapter: str | None = None
+    ) -> Generation:
         """Stream a greedy completion; TTFT is the time to the first chunk with a token in it."""
         import json
 
         import httpx
 
-        body = self._completion(ids, max_tokens, salt) | {
+        body = self._completion(ids, max_tokens, salt, adapter) | {
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
@@ -105,9 +106,13 @@ class VllmEngine:
             raise self.http.lost("POST", "/v1/completions", error) from error
         return Generation(tuple(output), first, usage.get("prompt_tokens", 0), _cached(usage))
 
-    def chat_ids(self, messages: Messages, options: RenderOptions, salt: str | None = None) -> TokenIds | None:
+    def chat_ids(
+        self, messages: Messages, options: RenderOptions, salt: str | None = None, adapter: str | None = None
+    ) -> TokenIds | None:
         """The prompt ids that a chat request for one token was served with."""
         body = self._chat(messages, options) | {"max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        if adapter:
+            body["model"] = adapter
         if salt:
             body["cache_salt"] = salt
         ids = self.http.json("POST", "/v1/chat/completions", body).get("prompt_token_ids")
@@ -115,7 +120,8 @@ class VllmEngine:
 
     def identity(self) -> EngineIdentity:
         """From /v1/models, /version and, in development mode, /server_info."""
-        models = {entry["id"]: entry for entry in self.http.json("GET", "/v1/models")["data"]}
+        listed = self.http.call("GET", "/v1/models")
+        models = {entry["id"]: entry for entry in listed.json()["data"]}
         if self.model not in models:
             raise EngineRefused(
                 f"asking vLLM at {self.url} for model {self.model!r}",
@@ -133,6 +139,8 @@ class VllmEngine:
             tensor_parallel=_get(config, "parallel_config", "tensor_parallel_size"),
             kv_cache_dtype=_get(config, "cache_config", "cache_dtype"),
             connector=(_get(config, "kv_transfer_config", "kv_connector") or "") if config else None,
+            adapters=tuple(sorted(name for name, served in models.items() if served.get("parent"))),
+            salt_table=listed.headers.get(SALT_TABLE_HEADER),
         )
 
     def _config(self) -> dict[str, Any]:
@@ -177,8 +185,8 @@ class VllmEngine:
             body["chat_template_kwargs"] = dict(options.chat_template_kwargs)
         return body
 
-    def _completion(self, ids: TokenIds, max_tokens: int, salt: str | None) -> dict[str, Any]:
-        body = {"model": self.model, "prompt": ids.tolist(), "max_tokens": max_tokens, "temperature": 0}
+    def _completion(self, ids: TokenIds, max_tokens: int, salt: str | None, adapter: str | None) -> dict[str, Any]:
+        body = {"model": adapter or self.model, "prompt": ids.tolist(), "max_tokens": max_tokens, "temperature": 0}
         return body | {"cache_salt": salt} if salt else body
 
 
@@ -215,7 +223,7 @@ class NoEngine:
     def tokenize(self, text: str, *, special_tokens: bool = False) -> TokenIds:
         raise self._refuse("tokenizing")
 
-    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
+    def prefill(self, ids: TokenIds, salt: str | None, adapter: str | None = None) -> Usage:
         raise self._refuse("prefilling")
 
     def identity(self) -> EngineIdentity:

@@ -53,9 +53,9 @@ class Holdings:
         """The same, counted, and by prefix; and how full L2 is."""
         state, name = self.workspace.state, self.fleet.name
         last = state.latest(name, "inventory") or {}
-        plan = self.workspace.plan(self.fleet, state.prefixes(name) or PrefixSet())
-        now = self.workspace.clock.now()
-        return take_stock(self.look(), plan, self.store.usage(), last.get("evicted_keys"), now)
+        held, usage, now = self.look(), self.store.usage(), self.workspace.clock.now()
+        found = state.prefixes(name) or PrefixSet()
+        return take_stock(held, found.prefixes, self.fleet, usage, last.get("evicted_keys"), now)
 
     def needed(self) -> frozenset[ChunkId]:
         """What the current prefixes are made of; they are read again whenever there are others."""

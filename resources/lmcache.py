@@ -1,4 +1,4 @@
-"""The LMCache daemon over HTTP: what it says of itself, its counters, dropping L1."""
+"""The LMCache daemon over HTTP: what it says of itself, its counters, filling and dropping L1."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from typing import Any
 from resources.http_service import HttpService
 from resources.metrics import read_metrics, total
 from warmers.errors import EngineRefused, EngineUnavailable
-from warmers.fleet import DaemonIdentity
+from warmers.fleet import DaemonIdentity, Fleet
+from warmers.keys import TokenIds
 from warmers.replica import StoreCounts
 
 
@@ -22,6 +23,10 @@ class LmcacheDaemon:
     @cached_property
     def http(self) -> HttpService:
         return HttpService(self.url, "the LMCache daemon")
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.http.close()
 
     def identity(self) -> DaemonIdentity:
         """From /lmc_version and /status."""
@@ -39,6 +44,32 @@ class LmcacheDaemon:
     def forget(self) -> None:
         """POST /cache/clear: drop L1."""
         self.http.call("POST", "/cache/clear")
+
+    def l1_bytes(self) -> int:
+        """From /status: what every L1 of it may take."""
+        sizes = self.http.json("GET", "/status")["storage_manager"]["l1_capacity_bytes_by_backend"]
+        return sum(int(size) for size in sizes.values())
+
+    def prefetch(self, ids: TokenIds, fleet: Fleet, salt: str) -> str:
+        """POST /cache/prefetches. LMCache finds the keys itself, of every rank."""
+        body = {
+            "model_name": fleet.model.path,
+            "world_size": fleet.engine.tensor_parallel,
+            "token_ids": ids.tolist(),
+            "cache_salt": salt,
+        }
+        return str(self.http.json("POST", "/cache/prefetches", body)["request_id"])
+
+    def prefetched(self, request: str) -> tuple[int, int] | None:
+        """GET /cache/prefetches/{id}, which answers once."""
+        try:
+            answer = self.http.json("GET", f"/cache/prefetches/{request}")
+        except EngineRefused as refused:
+            do = "It was restarted in between: run it again."
+            raise EngineUnavailable(refused.attempted, seen=refused.seen, do=do) from refused
+        if answer["status"] == "pending":
+            return None
+        return int(answer["found_keys"]), int(answer["total_keys"])
 
     def healthy(self) -> bool:
         """Whether /healthcheck answers."""

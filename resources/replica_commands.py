@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 from resources.local_stack import HOST
 from resources.s3 import EMBEDDED_CREDENTIALS
 from resources.settings import LocalSettings
+from warmers.errors import ConfigError
 from warmers.fleet import Fleet
+from warmers.salts import Adapter
 
 ENGINE_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -25,6 +27,8 @@ ENGINE_ENV = {
     "VLLM_LOGGING_COLOR": "0",
 }
 STREAMING = ("--load-format", "runai_streamer")
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM 0.32 takes for --max-lora-rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +93,23 @@ def engine_argv(fleet: Fleet, settings: LocalSettings, url: str, zmq: int) -> li
         *("--max-model-len", str(spec.max_model_len), "--enforce-eager", "--enable-prompt-tokens-details"),
         *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         *(parallel if spec.tensor_parallel > 1 else ()),
+        *(adapter_argv(fleet.adapters) if fleet.adapters else ()),
         *("--kv-transfer-config", json.dumps(connector)),
+    ]
+
+
+def adapter_argv(adapters: Sequence[Adapter]) -> list[str]:
+    """For LoRA adapters, all of them in one batch, each with its own KV. Raises ConfigError for too high a rank."""
+    highest = max(adapters, key=lambda adapter: adapter.rank)
+    rank = next((rank for rank in LORA_RANKS if rank >= highest.rank), None)
+    if rank is None:
+        raise ConfigError(
+            f"serving LoRA adapter {highest.name!r}",
+            seen=f"its rank is {highest.rank}, and vLLM takes {LORA_RANKS[-1]} at most",
+            do="Train one of a lower rank.",
+        )
+    modules = [json.dumps({"name": adapter.name, "path": adapter.path}) for adapter in adapters]
+    return [
+        *("--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", str(rank)),
+        *("--lora-modules", *modules, "--middleware", "warmfront_engine.salts.CacheSalts"),
     ]

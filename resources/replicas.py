@@ -48,13 +48,17 @@ class HttpReplica:
         self.engine.forget()
         self.daemon.forget()
 
-    def generate(self, ids: TokenIds, *, max_tokens: int, salt: str | None = None) -> Generation:
+    def generate(
+        self, ids: TokenIds, *, max_tokens: int, salt: str | None = None, adapter: str | None = None
+    ) -> Generation:
         """Stream a greedy completion."""
-        return self.engine.generate(ids, max_tokens=max_tokens, salt=salt)
+        return self.engine.generate(ids, max_tokens=max_tokens, salt=salt, adapter=adapter)
 
-    def chat_ids(self, messages: Messages, options: RenderOptions, salt: str | None) -> TokenIds | None:
+    def chat_ids(
+        self, messages: Messages, options: RenderOptions, salt: str | None, adapter: str | None = None
+    ) -> TokenIds | None:
         """Prompt ids of a chat request."""
-        return self.engine.chat_ids(messages, options, salt)
+        return self.engine.chat_ids(messages, options, salt, adapter)
 
     def counters(self) -> Counters:
         """VLLM's prompt tokens by source, LMCache's lookups."""
@@ -67,7 +71,7 @@ class HttpReplica:
     def close(self) -> None:
         """Close its connections; the processes stay."""
         self.engine.close()
-        self.daemon.http.close()
+        self.daemon.close()
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,8 @@ class LocalReplicas:
 
     def _spec(self, fleet: Fleet, store: str) -> str:
         model = [fleet.model.served_name, fleet.model.tokenizer_digest]
-        shaping = [fleet.namespace, *model, fleet.ttl_s, fleet.engine.max_model_len]
+        adapters = [[adapter.path, adapter.salt] for adapter in fleet.adapters]
+        shaping = [fleet.namespace, *model, fleet.ttl_s, fleet.engine.max_model_len, adapters]
         whole = json.dumps([*shaping, self.settings.model_dump(mode="json"), store])
         return sha256(whole.encode()).hexdigest()[:16]
 
@@ -208,12 +213,22 @@ class LocalReplicas:
         if self.weights.embedded:
             self.stack.ensure()
         env |= self.weights.environment(self.stack.s3_url() if self.weights.embedded else "", fleet.model.assets_cache)
+        if fleet.adapters:
+            env["WARMFRONT_SALTS"] = str(self._put_salts(fleet))
         self.processes.start("engine", argv, url=engine_url, spec=spec, env=env, nice=ENGINE_NICE)
         replica = self._replica(fleet, engine_url, daemon_url, fresh=True)
         timeout = self.settings.start_timeout_s
         self.processes.wait("daemon", replica.daemon.healthy, timeout, self.on_event)
         self.processes.wait("engine", replica.engine.healthy, timeout, self.on_event)
         return replica
+
+    def _put_salts(self, fleet: Fleet) -> Path:
+        """Write the table that the engine's middleware reads; where it is."""
+        path = self.processes.directory / "salts.json"
+        scratch = path.with_suffix(".new")
+        scratch.write_bytes(fleet.salt_table)
+        scratch.replace(path)
+        return path
 
     def _link_model(self, fleet: Fleet, directory: Path) -> None:
         """Make the model available under the path that carries its digest."""

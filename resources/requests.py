@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from warmers.divergence import Captured
 from warmers.errors import RequestError
-from warmers.keys import check_salt
 from warmers.prefixes import Engine
+from warmers.salts import check_salt
 from warmers.templates import RenderOptions
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**32)]

@@ -179,5 +179,5 @@ def _failures(doing: str) -> Iterator[None]:
     except BucketRefused as error:
         raise ConfigError(error.attempted, seen=error.seen, do=error.do) from error
     except BucketUnavailable as error:
-        do = "Check the endpoint; the next run goes on where this one stopped."
+        do = "Check the endpoint; wait where it asks for fewer requests. The next run goes on where this one stopped."
         raise StoreUnavailable(error.attempted, seen=error.seen, do=do) from error

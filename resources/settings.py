@@ -29,6 +29,13 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class AdapterSettings(_Section):
+    """One entry of `model.adapters`: a LoRA adapter that the fleet serves beside the model."""
+
+    name: str = Field(min_length=1, description='what clients put into "model"')
+    directory: Path = Field(description="PEFT's files; every replica has them under this path")
+
+
 class ModelSettings(_Section):
     """`model`: what the fleet serves, from a directory as it is or from a stage of its source."""
 
@@ -49,6 +56,7 @@ class ModelSettings(_Section):
     samples: PositiveInt = Field(default=16, description="blocks of 16 MiB that a sampled verification reads")
     keep_revisions: NonNegativeInt = Field(default=2, description="superseded stages that stay, the newest")
     keep_days: NonNegativeFloat = Field(default=30.0, description="for which a superseded stage stays in any case")
+    adapters: tuple[AdapterSettings, ...] = ()
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -56,6 +64,13 @@ class ModelSettings(_Section):
             raise ValueError("give either directory or source")
         if self.mount is not None and self.source is None:
             raise ValueError("mount is where stages are mounted: it needs source")
+        return self
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Self:
+        names = [self.name, *(adapter.name for adapter in self.adapters)]
+        if len(set(names)) < len(names):
+            raise ValueError("adapters: two of them have one name, or the model's")
         return self
 
 

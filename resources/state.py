@@ -36,7 +36,7 @@ COMPACT_AT = 32
 """Ledger segments beyond which they are rewritten as one."""
 LISTING_FORMAT = 2
 """Of a stored listing; one of another format is read anew."""
-PREFIX_FORMAT = 3
+PREFIX_FORMAT = 4
 """Of a stored prefix set; one of another format is rendered again."""
 PLAIN_FIELDS = tuple(f.name for f in fields(Prefix) if f.name not in ("rendered", "variations"))
 """Of a prefix: those that a column holds as they are."""

@@ -16,7 +16,7 @@ from resources.clocks import NOW
 from resources.placeholders import REVISION, Fillings
 from warmers.changes import CANDIDATE
 from warmers.errors import TemplateError
-from warmers.keys import check_salt
+from warmers.salts import check_salt
 from warmers.templates import RenderOptions, Template
 
 LOADER: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -82,7 +82,7 @@ class ParsedTemplate(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     probes: dict[str, Any] = {}
     salt: str = ""
-    adapter: str | None = None
+    adapter: Annotated[str, Field(min_length=1)] | None = None
     weight: Annotated[float, Field(gt=0)] = 1.0
 
     @field_validator("name")
@@ -96,13 +96,6 @@ class ParsedTemplate(BaseModel):
     @classmethod
     def _salt(cls, salt: str) -> str:
         return check_salt(salt)
-
-    @field_validator("adapter")
-    @classmethod
-    def _not_yet(cls, adapter: str | None) -> str | None:
-        if adapter is not None:
-            raise ValueError("LoRA adapters cannot be warmed yet; under the base model's name their KV would be wrong")
-        return adapter
 
     @field_validator("messages")
     @classmethod

@@ -208,11 +208,14 @@ class Workspace:
     def templates(self, fleet: "Fleet") -> "Prompts":
         """The fleet's templates, and those with a clock as they read at present. Raises SourceUnavailable."""
         from resources.clocks import present
+        from warmers.templates import with_adapters
 
         before, rendered = self.state.listing(fleet.name), self.state.listing(fleet.name, "rendered")
         prompts = self.prompts(fleet.name).read(before, rendered)
+        templates, failed = with_adapters(prompts.templates, fleet.adapters)
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
-        return replace(prompts, templates=(*prompts.templates, *present(prompts.templates, fleet.model, now)))
+        whole = (*templates, *present(templates, fleet.model, now))
+        return replace(prompts, templates=whole, failed=(*prompts.failed, *failed))
 
     def tier(self, name: str) -> "Tier":
         """The fleet's L2, as its settings have it."""

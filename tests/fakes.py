@@ -24,24 +24,28 @@ from warmers.ledger import Rows, merge
 from warmers.prefixes import Prefix, Usage
 from warmers.presence import StoreUsage
 from warmers.replica import Counters, Generation, StoreCounts
+from warmers.salts import Adapter, combined
 
 CHUNK = 16
 
 
-def make_fleet(name="chat", tp=1, limits=None, floors=None, weights="a" * 64, dtype="float32") -> Fleet:
+def make_fleet(name="chat", tp=1, limits=None, floors=None, weights="a" * 64, dtype="float32", adapters=()) -> Fleet:
     return Fleet(
         name=name,
         model=Model("m", "/models/m", weights, "b" * 64, KVShape(layers=1, kv_heads=2, head_dim=2)),
         engine=EngineSpec("0.32.0", "0.5.6", dtype, tensor_parallel=tp, block_tokens=8, chunk_tokens=CHUNK),
         limits=limits or WarmLimits(visible_deadline_s=0.5),
         floors=floors or ProofFloors(),
+        adapters=tuple(Adapter(name, f"/adapters/{name}", digest, 8) for name, digest in dict(adapters).items()),
     )
 
 
-def make_prefix(ids, label="t", salt="", weight=1.0, rendered=None) -> Prefix:
+def make_prefix(ids, label="t", salt="", weight=1.0, rendered=None, adapter=None) -> Prefix:
+    """`adapter`: an Adapter that its requests ask for."""
     ids = np.asarray(ids, np.uint32)
     whole = np.append(ids, [7, 8, 9]).astype(np.uint32) if rendered is None else np.asarray(rendered, np.uint32)
-    return Prefix(label, None, "d" * 64, whole, len(ids), CHUNK, salt=salt, weight=weight)
+    asked = {"adapter": adapter.name, "adapter_salt": adapter.salt} if adapter else {}
+    return Prefix(label, None, "d" * 64, whole, len(ids), CHUNK, salt=salt, weight=weight, **asked)
 
 
 def words(text: str) -> list[int]:
@@ -164,6 +168,8 @@ class FakeEngine:
     store: object
     weights: str = ""
     connector: str = "LMCacheMPConnector"
+    salting: bool = True
+    """Whether its middleware is on, which gives adapters their salts."""
     refuse: Callable[[np.ndarray], bool] = lambda ids: False
     on_prefill: Callable[[int], None] = lambda n: None
     write_behind: bool = False
@@ -203,31 +209,34 @@ class FakeEngine:
             s.tensor_parallel,
             "auto",
             self.connector,
+            tuple(adapter.name for adapter in self.fleet.adapters),
+            self.fleet.salt_table_digest if self.salting and self.fleet.adapters else None,
         )
 
-    def prefill(self, ids, salt):
+    def prefill(self, ids, salt, adapter=None):
         if self.refuse(ids):
             raise EngineRefused("POST /v1/completions", seen="HTTP 400: no", do="Do not.")
         self.on_prefill(len(self.prefills))
         with self.lock:
             self.prefills.append((len(ids), salt))
-            cached, _ = self._serve(ids, salt)
+            cached, _ = self._serve(ids, salt, adapter)
         return Usage(len(ids), cached)
 
     # Replica
-    def _names(self, ids, salt):
-        names = list(chunk_keys(ids, KeyLayout.of(self.fleet), salt or ""))
+    def _names(self, ids, salt, adapter):
+        served = self.fleet.adapter(adapter) if self.salting else None
+        names = list(chunk_keys(ids, KeyLayout.of(self.fleet), combined(served.salt if served else "", salt or "")))
         tp = self.fleet.engine.tensor_parallel
         return [names[i : i + tp] for i in range(0, len(names), tp)]
 
-    def _kv(self, name):
-        digest = next(part for part in name.split("@") if len(part) == 64)  # whatever the salt
-        seed = hashlib.sha256((self.weights + digest).encode()).digest()
+    def _kv(self, name, adapter):
+        digest = next(part for part in name.removesuffix(".data").split("@") if len(part) == 64)  # whatever the salt
+        seed = hashlib.sha256((self.weights + (adapter or "") + digest).encode()).digest()
         return (seed * (self.fleet.chunk_bytes // len(seed) + 1))[: self.fleet.chunk_bytes]
 
-    def _serve(self, ids, salt):
+    def _serve(self, ids, salt, adapter=None):
         """Hit L0, then the store, then compute; what is computed is stored. Returns cached tokens and the KV."""
-        chunks = self._names(ids, salt)
+        chunks = self._names(ids, salt, adapter)
         kv, cached, hitting = [], 0, True
         local = external = found = 0
         for names in chunks:
@@ -248,9 +257,9 @@ class FakeEngine:
                 for name in names:
                     if self.connector:
                         self.submitted += 1
-                        self.put(name, self._kv(name))
+                        self.put(name, self._kv(name, adapter))
                 self.l0.add(names[0])
-            kv.append(self.l0_kv(names[0], stored))
+            kv.append(stored[0] if stored[0] is not None else self._kv(names[0], adapter))
         cached = local + external
         self.asked += len(chunks) * CHUNK if self.connector else 0
         self.local_hit += local
@@ -258,9 +267,6 @@ class FakeEngine:
         self.found += found + (self.lie_found if found else 0)
         self.computed += len(ids) - cached
         return cached, kv
-
-    def l0_kv(self, name, stored):
-        return stored[0] if stored[0] is not None else self._kv(name)
 
     def put(self, name, value):
         if not self.write_behind and self.store.put(name, value) is not False:
@@ -279,14 +285,14 @@ class FakeEngine:
     def forget(self):
         self.l0.clear()
 
-    def generate(self, ids, *, max_tokens, salt=None):
-        cached, kv = self._serve(ids, salt)
+    def generate(self, ids, *, max_tokens, salt=None, adapter=None):
+        cached, kv = self._serve(ids, salt, adapter)
         seed = hashlib.sha256(b"".join(kv) + ids.tobytes()).digest()
         return Generation(tuple(seed[:max_tokens]), 0.1 if cached else 1.0, len(ids), cached)
 
-    def chat_ids(self, messages, options, salt):
+    def chat_ids(self, messages, options, salt, adapter=None):
         ids = self.render(messages, options)
-        self._serve(ids, salt)
+        self._serve(ids, salt, adapter)
         return ids
 
     def counters(self):

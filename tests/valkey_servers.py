@@ -51,6 +51,7 @@ class Server:
     port: int
     certificates: Certificates | None
     processes: Processes
+    argv: tuple[str, ...]
 
     @property
     def url(self) -> str:
@@ -66,6 +67,12 @@ class Server:
         """Stop it as a crash would."""
         self.processes.stop("valkey")
 
+    def start(self) -> None:
+        """Start it, for the first time or again, and wait for it."""
+        with self.processes.locked():
+            self.processes.start("valkey", list(self.argv), url=self.url, spec="")
+            self.processes.wait("valkey", lambda: _listens(self.port), 30, lambda _: None)
+
 
 def run(directory: Path, port: int, certificates: Certificates | None = None, *config: str) -> Server:
     """Start one server and wait for it."""
@@ -76,10 +83,8 @@ def run(directory: Path, port: int, certificates: Certificates | None = None, *c
         tls += ["--tls-cert-file", str(certificates.certificate), "--tls-key-file", str(certificates.key)]
     binary = WITH_TLS if certificates else str(get_binary_path())
     argv = [str(binary), "--bind", HOST, *(tls if certificates else plain), "--dir", str(directory), "--save", ""]
-    server = Server(port, certificates, Processes(directory))
-    with server.processes.locked():
-        server.processes.start("valkey", [*argv, *config], url=server.url, spec="")
-        server.processes.wait("valkey", lambda: _listens(port), 30, lambda _: None)
+    server = Server(port, certificates, Processes(directory), (*argv, *config))
+    server.start()
     return server
 
 
@@ -110,6 +115,12 @@ class Cluster:
     @property
     def url(self) -> str:
         return self.nodes[0].url
+
+    def start_again(self, number: int) -> None:
+        """Start a node that was stopped, and wait until the others have it back."""
+        self.nodes[number].start()
+        for node in self.nodes:
+            _wait_ok(node)
 
     def move(self, slot: int, source: int, target: int) -> None:
         """Reshard one slot, with what is in it, from one node to another."""

@@ -19,7 +19,7 @@ def afford(prefixes: Sequence[Prefix], fleet: Fleet) -> tuple[list[Prefix], list
     kept: set[int] = set()
     for number in sorted(range(len(prefixes)), key=lambda n: -prefixes[n].weight):
         prefix = prefixes[number]
-        chunks = {(prefix.salt, row.tobytes()) for row in chunk_hashes(prefix.ids, fleet.engine.chunk_tokens)}
+        chunks = {(prefix.key_salt, row.tobytes()) for row in chunk_hashes(prefix.ids, fleet.engine.chunk_tokens)}
         if len(paid | chunks) <= room:
             paid |= chunks
             kept.add(number)

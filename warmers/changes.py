@@ -74,8 +74,8 @@ class Watch:
     """Of what was last reported as unreadable."""
     epoch: int = 0
     """Grows with every run that is asked for: run keys are remembered for ever, and A may come back after B."""
-    namespace: str = ""
-    """That a run was last asked for: other weights or engines need all of it anew."""
+    keyspace: str = ""
+    """That a run was last asked for: other weights, adapters or engines need it anew."""
     waited: int = 0
     """Ticks in a row that waited for somebody to finish writing."""
     repeats: int = 0

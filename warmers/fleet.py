@@ -4,12 +4,13 @@ Settings files, adapters and addresses do not belong here.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
 from warmers.errors import EngineMismatch
+from warmers.salts import Adapter, salt_table, table_digest
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 StoreKind = Literal["valkey", "fs", "s3"]
@@ -119,6 +120,8 @@ class Fleet:
     """After which L2 forgets a chunk that nobody refreshes; None: it never does by itself."""
     budget_bytes: int | None = None
     """What its warmed chunks may take in L2, over all ranks; None: no bound."""
+    adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters that it serves beside the model. Not in the namespace: each has a salt."""
     limits: WarmLimits = field(default_factory=WarmLimits)
     floors: ProofFloors = field(default_factory=ProofFloors)
     prefill_tokens_per_s: float | None = None
@@ -144,6 +147,25 @@ class Fleet:
         digest = sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
         return f"{self.name}-{digest[:16]}"
 
+    def adapter(self, name: str | None) -> Adapter | None:
+        """The adapter of that name; None where there is none, as for the model's own."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+
+    @property
+    def keyspace(self) -> str:
+        """The namespace, and the table of salts where there is one: changes when some prefix gets other keys."""
+        return f"{self.namespace}+{self.salt_table_digest}" if self.adapters else self.namespace
+
+    @property
+    def salt_table(self) -> bytes:
+        """What its engines' middleware has to read."""
+        return salt_table(self.model.served_name, self.adapters)
+
+    @property
+    def salt_table_digest(self) -> str:
+        """How engines call it."""
+        return table_digest(self.salt_table)
+
     @property
     def chunk_bytes(self) -> int:
         """Bytes of one chunk for one rank: keys and values of every layer, raw, without a header."""
@@ -164,6 +186,10 @@ class EngineIdentity:
     tensor_parallel: int | None = None
     kv_cache_dtype: str | None = None
     connector: str | None = None
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that it serves, by name."""
+    salt_table: str | None = None
+    """Digest of the table that its middleware has in force; None: it has no such middleware."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +218,55 @@ def require_match(fleet: Fleet, engine: EngineIdentity, daemon: DaemonIdentity) 
         ("vLLM's KV cache dtype", spec.kv_cache_dtype, engine.kv_cache_dtype),
         ("vLLM's block size", spec.block_tokens, engine.block_tokens),
         ("vLLM's tensor parallel size", spec.tensor_parallel, engine.tensor_parallel),
+        *_of_daemon(fleet, daemon),
+    ]
+    found = [*_differing(pairs), *_salts_missing(fleet, engine)]
+    if engine.connector == "":
+        found.append("vLLM runs without a KV connector, so nothing it computes reaches L2")
+    elif fleet.model.path not in daemon.engines:
+        found.append("no engine of this model has registered with the LMCache daemon (connector in degraded mode?)")
+    _refuse(fleet, found)
+
+
+def require_daemon(fleet: Fleet, daemon: DaemonIdentity) -> None:
+    """Raise EngineMismatch, naming every difference, unless the daemon is of the fleet's namespace."""
+    _refuse(fleet, list(_differing(_of_daemon(fleet, daemon))))
+
+
+Pair = tuple[str, object, object]
+"""What it is; what it has to be; what was seen."""
+
+
+def _of_daemon(fleet: Fleet, daemon: DaemonIdentity) -> list[Pair]:
+    spec = fleet.engine
+    return [
         ("LMCache's version", spec.lmcache, daemon.lmcache),
         ("LMCache's chunk size", spec.chunk_tokens, daemon.chunk_tokens),
         ("LMCache's hash algorithm", spec.hash_algorithm, daemon.hash_algorithm),
         ("LMCache's L2 key prefix or directory", ("" if fleet.store == "s3" else fleet.namespace,), daemon.namespaces),
     ]
-    found = [f"{what} is {seen!r}, not {want!r}" for what, want, seen in pairs if seen is not None and seen != want]
-    if engine.connector == "":
-        found.append("vLLM runs without a KV connector, so nothing it computes reaches L2")
-    elif fleet.model.path not in daemon.engines:
-        found.append("no engine of this model has registered with the LMCache daemon (connector in degraded mode?)")
+
+
+def _differing(pairs: Iterable[Pair]) -> Iterator[str]:
+    return (f"{what} is {seen!r}, not {want!r}" for what, want, seen in pairs if seen is not None and seen != want)
+
+
+def _refuse(fleet: Fleet, found: Sequence[str]) -> None:
     if found:
         raise EngineMismatch(
-            f"warming fleet {fleet.name!r} (namespace {fleet.namespace})",
+            f"asking engine and daemon of fleet {fleet.name!r} (namespace {fleet.namespace})",
             seen="; ".join(found),
             do="Nothing was sent. Start this fleet's own engine and daemon, or correct the fleet in warmfront.yaml.",
         )
+
+
+def _salts_missing(fleet: Fleet, engine: EngineIdentity) -> Iterator[str]:
+    """Adapters without a salt answer from one another's KV, silently."""
+    declared = {adapter.name for adapter in fleet.adapters}
+    if unknown := sorted(set(engine.adapters) - declared):
+        yield f"vLLM serves the LoRA adapter {', '.join(unknown)}, which is not in model.adapters and so has no salt"
+    if absent := sorted(declared - set(engine.adapters)):
+        yield f"vLLM does not serve the LoRA adapter {', '.join(absent)} of model.adapters"
+    if declared and engine.salt_table != fleet.salt_table_digest:
+        wanted = f"vLLM's table of salts has to be {fleet.salt_table_digest} (WARMFRONT_SALTS), and"
+        yield f"{wanted} {f'it is {engine.salt_table}' if engine.salt_table else 'its middleware is not on'}"

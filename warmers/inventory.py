@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from warmers.budget import afford
 from warmers.fleet import Fleet
 from warmers.keys import KeyLayout
-from warmers.ledger import ChunkId, Rows
-from warmers.plan import WarmPlan
+from warmers.ledger import ChunkId, Rows, rows_by_chunk
+from warmers.plan import ChunkTree, grow_tree
+from warmers.prefixes import Prefix
 from warmers.presence import KVStore, StoreUsage
 
 BATCH = 20_000
@@ -115,9 +117,20 @@ class Inventory:
         return sum(prefix.held_tokens for prefix in self.prefixes) / warmed if warmed else 1.0
 
 
-def take_stock(held: Holding, plan: WarmPlan, usage: StoreUsage, last_evicted: int | None, now: float) -> Inventory:
-    """Count. `plan`: of the current prefixes, with what L2 has of them; `last_evicted`: what the servers said then."""
-    needed = needed_rows(held.rows, needed_chunks(plan))
+def take_stock(
+    held: Holding,
+    prefixes: Sequence[Prefix],
+    fleet: Fleet,
+    usage: StoreUsage,
+    last_evicted: int | None,
+    now: float,
+) -> Inventory:
+    """Count. `prefixes`: the current ones; `last_evicted`: what the servers said then."""
+    wanted, _ = afford(prefixes, fleet)
+    tree = grow_tree(wanted, KeyLayout.of(fleet))
+    at = rows_by_chunk(tree, held.rows)
+    needed = np.zeros(len(held.rows), np.bool_)
+    needed[at[at >= 0]] = True
     since = usage.evicted_keys - last_evicted if last_evicted is not None else -1
     return Inventory(
         at=now,
@@ -125,27 +138,26 @@ def take_stock(held: Holding, plan: WarmPlan, usage: StoreUsage, last_evicted: i
         present=int(held.whole.sum()),
         missing=int(held.missing.sum()),
         wrong_size=int(held.wrong.sum()),
-        near_end=int(held.near_end(plan.fleet).sum()),
+        near_end=int(held.near_end(fleet).sum()),
         needed=int(needed.sum()),
         held_bytes=int(held.rows.bytes[held.whole].sum()),
         needed_bytes=int(held.rows.bytes[needed].sum()),
         usage=usage,
         evicted_since=since if since >= 0 else None,
-        prefixes=_stock(plan, frozenset(held.rows.chunk_ids())),
+        prefixes=_stock(wanted, tree, at, held, fleet.engine.chunk_tokens),
     )
 
 
-def needed_chunks(plan: WarmPlan) -> frozenset[ChunkId]:
-    """What the prefixes of a plan are made of."""
-    return frozenset(plan.tree.chunk_id(chunk) for chunk in range(len(plan.tree.hashes)))
-
-
-def _stock(plan: WarmPlan, warmed: frozenset[ChunkId]) -> tuple[PrefixStock, ...]:
-    known = np.array([plan.tree.chunk_id(chunk) in warmed for chunk in range(len(plan.tree.hashes))], np.bool_)
-    there, size = plan.presence.complete, plan.fleet.engine.chunk_tokens
+def _stock(
+    prefixes: Sequence[Prefix], tree: ChunkTree, at: NDArray[np.int64], held: Holding, chunk_tokens: int
+) -> tuple[PrefixStock, ...]:
+    """`at` [chunk]: its row in the ledger, -1 where it was never warmed."""
+    known = at >= 0
+    there = np.zeros(len(at), np.bool_)
+    there[known] = held.whole[at[known]]
     found = [
-        PrefixStock(prefix.label, size * _leading(known[path]), size * _leading(known[path] & there[path]))
-        for prefix, path in zip(plan.prefixes, plan.tree.paths, strict=True)
+        PrefixStock(prefix.label, chunk_tokens * _leading(known[path]), chunk_tokens * _leading(there[path]))
+        for prefix, path in zip(prefixes, tree.paths, strict=True)
     ]
     return tuple(sorted(found, key=lambda stock: stock.held_tokens - stock.warmed_tokens))
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from warmers.errors import ConfigError
 from warmers.fleet import Fleet, StoreKind
+from warmers.salts import check_salt
 
 TokenIds = NDArray[np.uint32]
 Hashes = NDArray[np.uint8]
@@ -20,8 +21,6 @@ Hashes = NDArray[np.uint8]
 
 # LMCache starts every chain at hash(prefix 0 as int64, one token 0), both big-endian.
 ROOT_HASH = blake3(bytes(8) + bytes(4)).digest()
-FORBIDDEN_IN_SALT = frozenset("@/\\\0")
-MAX_SALT = 128
 MAX_FILE_NAME = 255
 
 
@@ -37,13 +36,6 @@ def chunk_hashes(ids: TokenIds, chunk_tokens: int) -> Hashes:
         digest = blake3(digest).update(raw[start : start + width]).digest()
         out += digest
     return np.frombuffer(bytes(out), np.uint8).reshape(full, 32)
-
-
-def check_salt(salt: str) -> str:
-    """Return `salt` as it may stand in a key; "" means none. Raises ValueError, as the engine answers 400."""
-    if len(salt) > MAX_SALT or FORBIDDEN_IN_SALT & set(salt):
-        raise ValueError(f"salt {salt[:40]!r}: at most {MAX_SALT} characters, none of @ / \\ or NUL")
-    return salt
 
 
 @dataclass(frozen=True, slots=True)

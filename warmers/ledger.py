@@ -74,18 +74,30 @@ def merge(segments: Sequence[Rows]) -> Rows:
     if not segments:
         return Rows.empty()
     joined = Rows(*(np.concatenate([getattr(s, f.name) for s in segments]) for f in fields(Rows)))
-    _, from_the_end, group = np.unique(_identities(joined)[::-1], return_index=True, return_inverse=True)
+    identities = _identities(joined.salt.tolist(), joined.digest, {})
+    _, from_the_end, group = np.unique(identities[::-1], return_index=True, return_inverse=True)
     result = joined.take(len(joined) - 1 - from_the_end)
     for name in ("warmed_at", "refreshed_at", "proven_at"):
         np.maximum.at(getattr(result, name), group[::-1], getattr(joined, name))
     return result
 
 
-def _identities(rows: Rows) -> NDArray[np.bytes_]:
-    """A fixed string of bytes for each row, equal where the chunk is."""
+def rows_by_chunk(tree: ChunkTree, rows: Rows) -> NDArray[np.int64]:
+    """[chunk]: the row that has it, -1 where none does. Ids as tuples would take a gigabyte for a million of each."""
+    if not len(rows):
+        return np.full(len(tree.hashes), -1, np.int64)
     codes: dict[str, int] = {}
-    salts = np.array([codes.setdefault(salt, len(codes)) for salt in rows.salt.tolist()], ">u4")
-    whole = np.concatenate([salts.view(np.uint8).reshape(-1, 4), rows.digest], axis=1)
+    known = _identities(rows.salt.tolist(), rows.digest, codes)
+    wanted = _identities(tree.salts, tree.hashes, codes)
+    order = np.argsort(known)
+    nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(rows) - 1)]
+    return np.where(known[nearest] == wanted, nearest, -1)
+
+
+def _identities(salts: Sequence[str], digests: Hashes, codes: dict[str, int]) -> NDArray[np.bytes_]:
+    """A fixed string of bytes for each chunk, equal where the chunk is; `codes` of salts are shared between calls."""
+    numbers = np.array([codes.setdefault(salt, len(codes)) for salt in salts], ">u4")
+    whole = np.concatenate([numbers.view(np.uint8).reshape(-1, 4), digests], axis=1)
     return np.ascontiguousarray(whole).view("S36").reshape(-1)
 
 
@@ -109,5 +121,5 @@ def rows_of(plan: WarmPlan, chunks: Sequence[int], *, warmed_at: float = 0.0, pr
 
 def unknown_chunks(tree: ChunkTree, chunks: Sequence[int], known: Rows) -> list[int]:
     """Those of `chunks` that the ledger does not have: warmed by a run that was killed before it could write."""
-    keys = set(known.chunk_ids())
-    return [chunk for chunk in chunks if tree.chunk_id(chunk) not in keys]
+    at = rows_by_chunk(tree, known)
+    return [chunk for chunk in chunks if at[chunk] < 0]

@@ -18,6 +18,7 @@ from warmers.plan import WarmPlan
 from warmers.prefixes import Prefix
 from warmers.presence import KVStore
 from warmers.replica import Clock, Counters, Generation, Replica
+from warmers.salts import combined
 from warmers.templates import Template
 
 Verdict = Literal["proven", "failed", "inconclusive"]
@@ -141,11 +142,10 @@ class _Visit:
     controls: list[str] = field(default_factory=list)
 
     def prefix(self, prefix: Prefix, template: Template | None) -> PrefixObservation:
-        floors, ids = self.plan.fleet.floors, sample_ids(prefix)
-        salt = prefix.salt or None
-        hits = tuple(self.cold_sample(ids, salt) for _ in range(floors.samples))
-        reload = self.sample(ids, salt).answer
-        controls = tuple(self.control(ids, f"{CONTROL}{number}") for number in range(floors.controls))
+        floors = self.plan.fleet.floors
+        hits = tuple(self.cold_sample(prefix) for _ in range(floors.samples))
+        reload = self.sample(prefix, prefix.salt).answer
+        controls = tuple(self.control(prefix, f"{CONTROL}{number}") for number in range(floors.controls))
         last = f"{CONTROL}{floors.controls - 1}"
         return PrefixObservation(
             label=prefix.label,
@@ -153,34 +153,35 @@ class _Visit:
             hits=hits,
             reload=reload,
             controls=controls,
-            control_reload=self.sample(ids, last).answer,
+            control_reload=self.sample(prefix, last).answer,
             chat_tokens_equal=self.chat_equals(prefix, template, last),
         )
 
-    def cold_sample(self, ids: TokenIds, salt: str | None) -> Sample:
+    def cold_sample(self, prefix: Prefix) -> Sample:
         """One that finds neither L0 nor L1."""
         for _ in range(TRIES):
             if not self.virgin:
                 self.replica.forget()
             self.virgin = False
-            sample = self.sample(ids, salt)
+            sample = self.sample(prefix, prefix.salt)
             if sample.counted.asked and not (sample.counted.found_l1 or sample.counted.local_hit):
                 break
         return sample
 
-    def control(self, ids: TokenIds, salt: str) -> Sample:
+    def control(self, prefix: Prefix, salt: str) -> Sample:
         """The same tokens under a salt that nothing is stored under, also if an earlier proof was killed here."""
-        keys = self.keys(ids, salt)
+        keys = self.keys(prefix, salt)
         self.store.delete(keys)
         self.replica.forget()
         self.controls += keys
-        return self.sample(ids, salt)
+        return self.sample(prefix, salt)
 
-    def sample(self, ids: TokenIds, salt: str | None) -> Sample:
-        """One request, and what was counted for it once both counts have settled."""
+    def sample(self, prefix: Prefix, salt: str) -> Sample:
+        """One request under a salt, and what was counted for it once both counts have settled."""
+        ids = sample_ids(prefix)
         floors = self.plan.fleet.floors
         before = self.replica.counters()
-        answer = self.replica.generate(ids, max_tokens=floors.output_tokens, salt=salt)
+        answer = self.replica.generate(ids, max_tokens=floors.output_tokens, salt=salt or None, adapter=prefix.adapter)
         looked_up = len(ids) // self.plan.fleet.engine.chunk_tokens * self.plan.fleet.engine.chunk_tokens
         deadline = self.clock.now() + SETTLE_S
         lookup_deadline = self.clock.now() + LOOKUP_SETTLE_S
@@ -202,14 +203,16 @@ class _Visit:
         """Asked under the control's salt: computed from its KV, and what it stores goes with the control."""
         if template is None:
             return None
-        ids = self.replica.chat_ids(template.renderings[0], template.options, salt)
+        ids = self.replica.chat_ids(template.renderings[0], template.options, salt, prefix.adapter)
         if ids is None:
             return None
-        self.controls += [key for key in self.keys(ids, salt) if key not in self.controls]
+        self.controls += [key for key in self.keys(prefix, salt, ids) if key not in self.controls]
         return bool(np.array_equal(ids[: prefix.shared], prefix.ids))
 
-    def keys(self, ids: TokenIds, salt: str) -> list[str]:
-        return list(chunk_keys(ids, KeyLayout.of(self.plan.fleet), salt))
+    def keys(self, prefix: Prefix, salt: str, ids: TokenIds | None = None) -> list[str]:
+        """Of its sample, or of other `ids`, under a salt."""
+        asked = sample_ids(prefix) if ids is None else ids
+        return list(chunk_keys(asked, KeyLayout.of(self.plan.fleet), combined(prefix.adapter_salt, salt)))
 
     def delete_controls(self) -> None:
         """Delete the controls' chunks once LMCache has written them; what comes later still has the TTL."""

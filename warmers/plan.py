@@ -58,7 +58,7 @@ def grow_tree(prefixes: Sequence[Prefix], layout: KeyLayout) -> ChunkTree:
     for number, prefix in enumerate(prefixes):
         path: list[int] = []
         for row in chunk_hashes(prefix.ids, layout.chunk_tokens):
-            key = (prefix.salt, row.tobytes())
+            key = (prefix.key_salt, row.tobytes())
             chunk = index.setdefault(key, len(index))
             if chunk == len(owner):
                 owner.append(number)

@@ -13,6 +13,7 @@ import numpy as np
 from warmers.errors import PermanentError, TemplateError
 from warmers.fleet import EngineIdentity
 from warmers.keys import TokenIds
+from warmers.salts import combined
 from warmers.templates import Failed, Messages, RenderOptions, Template
 from warmers.variations import Variation, first_difference, varying_lines
 
@@ -42,8 +43,8 @@ class Engine(Protocol):
     def tokenize(self, text: str, *, special_tokens: bool = False) -> TokenIds:
         """Token ids of a text as it stands; with special tokens, as a completion request gets them."""
 
-    def prefill(self, ids: TokenIds, salt: str | None) -> Usage:
-        """Compute the KV of `ids`, by a request for one token."""
+    def prefill(self, ids: TokenIds, salt: str | None, adapter: str | None = None) -> Usage:
+        """Compute the KV of `ids`, by a request for one token; under a LoRA adapter where one is named."""
 
     def identity(self) -> EngineIdentity:
         """What the engine says of itself."""
@@ -62,7 +63,9 @@ class Prefix:
     shared: int
     chunk_tokens: int
     salt: str = ""
+    """The cache_salt that its requests carry."""
     adapter: str | None = None
+    adapter_salt: str = ""
     weight: float = 1.0
     variations: tuple[Variation, ...] = ()
     source: str = ""
@@ -73,6 +76,11 @@ class Prefix:
     def label(self) -> str:
         """`template` or `template/context`."""
         return self.template if self.context is None else f"{self.template}/{self.context}"
+
+    @property
+    def key_salt(self) -> str:
+        """The salt in its keys."""
+        return combined(self.adapter_salt, self.salt)
 
     @property
     def ids(self) -> TokenIds:
@@ -177,6 +185,7 @@ def find_prefix(
         chunk_tokens=chunk_tokens,
         salt=template.salt,
         adapter=template.adapter,
+        adapter_salt=template.adapter_salt,
         weight=template.weight,
         variations=tuple(variations),
         source=template.source,
@@ -192,6 +201,7 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
         context=template.context,
         salt=template.salt,
         adapter=template.adapter,
+        adapter_salt=template.adapter_salt,
         weight=template.weight,
         source=template.source,
         turns_at=template.turns_at,

@@ -87,10 +87,14 @@ class Replica(Protocol):
     def forget(self) -> None:
         """Drop L0 and L1, so that the next request finds KV in L2 or nowhere."""
 
-    def generate(self, ids: TokenIds, *, max_tokens: int, salt: str | None = None) -> Generation:
-        """Stream a greedy completion of `ids`."""
+    def generate(
+        self, ids: TokenIds, *, max_tokens: int, salt: str | None = None, adapter: str | None = None
+    ) -> Generation:
+        """Stream a greedy completion of `ids`, under a LoRA adapter where one is named."""
 
-    def chat_ids(self, messages: Messages, options: RenderOptions, salt: str | None) -> TokenIds | None:
+    def chat_ids(
+        self, messages: Messages, options: RenderOptions, salt: str | None, adapter: str | None = None
+    ) -> TokenIds | None:
         """Prompt ids that a chat request was served with; None where the engine does not return them."""
 
     def counters(self) -> Counters:

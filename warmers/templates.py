@@ -3,9 +3,11 @@
 Reading template files and filling their placeholders does not belong here (`resources/template_files.py`).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from warmers.salts import Adapter
 
 Messages = Sequence[Mapping[str, Any]]
 """OpenAI chat messages, placeholders filled."""
@@ -30,7 +32,11 @@ class Template:
     renderings: Sequence[Messages]
     options: RenderOptions = RenderOptions()
     salt: str = ""
+    """The cache_salt that its requests carry."""
     adapter: str | None = None
+    """The LoRA adapter that they ask for; None: the base model."""
+    adapter_salt: str = ""
+    """That adapter's, which the engine's middleware puts before theirs."""
     weight: float = 1.0
     source: str = ""
     """The file it comes from."""
@@ -52,3 +58,24 @@ class Failed:
     reason: str
     source: str = ""
     """Its file."""
+
+
+def with_adapters(
+    templates: Iterable[Template], adapters: Iterable[Adapter]
+) -> tuple[tuple[Template, ...], tuple[Failed, ...]]:
+    """Templates with the salts of the adapters that they name; those that name one which the fleet has not, failed.
+
+    Without its adapter a prefix cannot be asked for, so none of an earlier version stays in force either.
+    """
+    salts = {adapter.name: adapter.salt for adapter in adapters}
+    found, failed = [], []
+    for template in templates:
+        if template.adapter is None:
+            found.append(template)
+        elif template.adapter in salts:
+            found.append(replace(template, adapter_salt=salts[template.adapter]))
+        else:
+            known = ", ".join(sorted(salts)) or "none"
+            reason = f"it names the adapter {template.adapter!r}, and the fleet's model.adapters has {known}"
+            failed.append(Failed(template.label, f"{reason}. Correct one of them."))
+    return tuple(found), tuple(failed)

@@ -201,7 +201,7 @@ def _submit(run: _Run, replica: Replica, pool: ThreadPoolExecutor, limits: WarmL
         run.waiting.remove(number)
         prefix = run.plan.prefixes[step.prefix]
         ids = prefix.ids[: step.end * prefix.chunk_tokens]
-        run.running[pool.submit(replica.engine.prefill, ids, prefix.salt or None)] = number
+        run.running[pool.submit(replica.engine.prefill, ids, prefix.salt or None, prefix.adapter)] = number
 
 
 def _collect(run: _Run, clock: Clock, limits: WarmLimits) -> bool:

@@ -4,7 +4,7 @@ Reading a captured request belongs in `resources/requests.py`, printing in `pipe
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,6 +15,7 @@ from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows
 from warmers.prefixes import Prefix, common_start
 from warmers.presence import KVStore, look
+from warmers.salts import Adapter, combined
 from warmers.templates import Template
 
 State = Literal["present", "missing", "expired", "wrong size"]
@@ -86,7 +87,7 @@ def explain(
     `running`: engine and daemon, where a replica runs. Raises StoreUnavailable.
     """
     wrong = [*_wrong_model(request, fleet), *(_wrong_identity(fleet, *running) if running else ())]
-    prefix = _nearest(request, prefixes, templates)
+    prefix = _nearest(request, prefixes, templates, fleet)
     if prefix is None:
         nothing = _nothing_near(request, prefixes, templates)
         return Explanation(None, _count(request), 0, 0, 0, 0, None, (), (*wrong, nothing))
@@ -94,13 +95,14 @@ def explain(
     divergence = None
     if common is None or common < prefix.full_tokens:  # what is behind the last full chunk is computed anyway
         divergence = first_divergence(request, prefix, templates.get(prefix.label), common)
-    chunks = _chunks(replace(prefix, salt=request.salt), fleet, store, ledger, now)
+    adapter = fleet.adapter(request.model)
+    salt = combined(adapter.salt if adapter else "", request.salt)
+    chunks = _chunks(prefix, salt, fleet, store, ledger, now)
     hits = None if common is None else 0 if wrong else _hit_tokens(chunks, common, fleet)
     leaves = [_leaves(divergence, prefix, common, now)] if divergence else []
-    gaps = list(_incomplete(chunks, fleet, now)) if request.salt == prefix.salt else []
+    gaps = list(_incomplete(chunks, fleet, now)) if salt == prefix.key_salt else []
     # Whichever of the two ends the hit comes first.
     ends = [*leaves, *gaps] if common is None or _whole(chunks, fleet) > common else [*gaps, *leaves]
-    salt = [_other_salt(request.salt, prefix.salt)] if request.salt != prefix.salt else []
     return Explanation(
         label=prefix.label,
         prompt_tokens=_count(request),
@@ -110,7 +112,7 @@ def explain(
         full_tokens=prefix.full_tokens,
         divergence=divergence,
         chunks=chunks,
-        findings=(*wrong, *salt, *ends, *_never_shared(prefix)),
+        findings=(*wrong, *_other_salt(request, adapter, prefix), *ends, *_never_shared(prefix)),
     )
 
 
@@ -118,7 +120,9 @@ def _count(request: Captured) -> int | None:
     return None if request.ids is None else len(request.ids)
 
 
-def _nearest(request: Captured, prefixes: Sequence[Prefix], templates: Mapping[str, Template]) -> Prefix | None:
+def _nearest(
+    request: Captured, prefixes: Sequence[Prefix], templates: Mapping[str, Template], fleet: Fleet
+) -> Prefix | None:
     """The prefix that the request follows longest, by tokens where they are known, or else is most like by its text."""
     near = []
     for prefix in prefixes:
@@ -131,8 +135,10 @@ def _nearest(request: Captured, prefixes: Sequence[Prefix], templates: Mapping[s
             start, lines = likeness(request, template) if template else (0.0, 0.0)
             if max(start, lines) >= ALIKE:
                 near.append((round(prefix.shared * max(start, lines / 3)), prefix))
-    salted = [(common, prefix.salt == request.salt, common - prefix.shared, prefix) for common, prefix in near]
-    return max(salted, key=lambda one: one[:3])[3] if salted else None
+    adapter = fleet.adapter(request.model)
+    asked = (adapter.name if adapter else None, request.salt)
+    ranked = [(common, (p.adapter, p.salt) == asked, common - p.shared, p) for common, p in near]
+    return max(ranked, key=lambda one: one[:3])[3] if ranked else None
 
 
 def _follows(request: Captured, prefix: Prefix) -> int:
@@ -140,7 +146,7 @@ def _follows(request: Captured, prefix: Prefix) -> int:
 
 
 def _wrong_model(request: Captured, fleet: Fleet) -> Iterator[Finding]:
-    if request.model and request.model != fleet.model.served_name:
+    if request.model and request.model != fleet.model.served_name and fleet.adapter(request.model) is None:
         yield Finding(
             f"it asks for model {request.model!r}, and fleet {fleet.name!r} serves {fleet.model.served_name!r}: "
             "models share no KV",
@@ -185,17 +191,32 @@ def _nothing_near(request: Captured, prefixes: Sequence[Prefix], templates: Mapp
     )
 
 
-def _other_salt(sent: str, warmed: str) -> Finding:
-    says, was = (f"cache_salt {salt!r}" if salt else "no cache_salt" for salt in (sent, warmed))
-    return Finding(
-        f"it carries {says}, and the prefix was warmed with {was}: the salt is in every KV key",
-        "Give the template the salt that its requests carry, or have them send the template's.",
-    )
+def _other_salt(request: Captured, adapter: Adapter | None, prefix: Prefix) -> Iterator[Finding]:
+    asked = adapter.name if adapter else None
+    if asked != prefix.adapter:
+        asks, was = (f"the adapter {name!r}" if name else "the base model" for name in (asked, prefix.adapter))
+        yield Finding(
+            f"it asks for {asks}, and the prefix was warmed for {was}: the two share no KV",
+            "Write a template for it too, with `adapter` as its requests ask, or correct the request's model.",
+        )
+    elif adapter and adapter.salt != prefix.adapter_salt:
+        yield Finding(
+            f"the adapter {adapter.name!r} has other weights than those that the prefix was warmed with",
+            "Run warmfront warm.",
+        )
+    if request.salt != prefix.salt:
+        says, was = (f"cache_salt {salt!r}" if salt else "no cache_salt" for salt in (request.salt, prefix.salt))
+        yield Finding(
+            f"it carries {says}, and the prefix was warmed with {was}: the salt is in every KV key",
+            "Give the template the salt that its requests carry, or have them send the template's.",
+        )
 
 
-def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows, now: float) -> tuple[ChunkState, ...]:
+def _chunks(
+    prefix: Prefix, salt: str, fleet: Fleet, store: KVStore, ledger: Rows, now: float
+) -> tuple[ChunkState, ...]:
     """Every chunk of the prefix under the request's salt, on every rank."""
-    table = chunk_keys(prefix.ids, KeyLayout.of(fleet), prefix.salt)
+    table = chunk_keys(prefix.ids, KeyLayout.of(fleet), salt)
     names, ranks = list(table), fleet.engine.tensor_parallel
     if not names:
         return ()
@@ -205,7 +226,7 @@ def _chunks(prefix: Prefix, fleet: Fleet, store: KVStore, ledger: Rows, now: flo
     chunks = []
     for number, (name, size) in enumerate(zip(names, presence.sizes.reshape(-1).tolist(), strict=True)):
         chunk, rank = divmod(number, ranks)
-        at = warmed.get((prefix.salt, digests[chunk])) or None
+        at = warmed.get((salt, digests[chunk])) or None
         chunks.append(ChunkState(chunk, rank, name, _state(size, at, fleet, now), at))
     return tuple(chunks)
 

@@ -1,9 +1,10 @@
-"""LoRA adapters on a real engine: they answer from one another's KV, and under the middleware never again."""
+"""LoRA adapters on a real engine: they answer from one another's KV; under the middleware never. Warmed apart, too."""
 
 import json
 import subprocess
 import time
 from contextlib import closing
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -12,7 +13,12 @@ from engine_environment import PYTHON, fleet, needs_engine, sentences, write_con
 from resources.engine import VllmEngine
 from resources.replica_commands import engine_argv
 from resources.workspace import Workspace
-from warmers.errors import EngineRefused
+from warmers.errors import EngineMismatch, EngineRefused
+from warmers.fleet import require_match
+from warmers.ledger import Rows
+from warmers.observation import observe
+from warmers.proof import choose, judge
+from warmers.warm import warm
 
 pytestmark = needs_engine
 
@@ -185,3 +191,48 @@ def test_adapters_answer_from_one_anothers_kv_and_under_the_middleware_never(wor
     log = replicas.processes.log("engine").read_text(errors="replace")
     assert log.count("every request passes unsalted") == 1
     assert f"table {digest} of 1 adapters is in force" in log
+
+
+@pytest.fixture
+def declared(tiny_model, adapters, host, tmp_path):
+    """A workspace that knows the adapters by its settings, and one text for each of them, the base and a tenant."""
+    host.stack.down()
+    (tmp_path / "prompts").mkdir()
+    asked = {
+        "base": {},
+        "for_a": {"adapter": "a"},
+        "tenant": {"adapter": "a", "salt": "acme"},
+        "for_b": {"adapter": "b"},
+    }
+    for name, fields in asked.items():
+        template = {"messages": [{"role": "system", "content": sentences("ledger", 40)}], **fields}
+        (tmp_path / "prompts" / f"{name}.json").write_text(json.dumps(template))
+    settings = fleet("declared", tiny_model)
+    named = [{"name": name, "directory": str(path)} for name, path in adapters.items()]
+    settings["model"]["adapters"] = named
+    workspace = Workspace(write_config(tmp_path, [settings]), on_event=print)
+    yield workspace
+    workspace.stack.down()
+
+
+def test_adapters_of_a_fleet_are_warmed_and_proven_apart(declared):
+    served = declared.fleet("declared")
+    templates = declared.templates(served)
+    with declared.replicas("declared").warmer(served) as replica, declared.lease(served.namespace) as fence:
+        require_match(served, replica.engine.identity(), replica.daemon_identity())
+        with pytest.raises(EngineMismatch, match="serves the LoRA adapter a, b, which is not in"):
+            require_match(replace(served, adapters=()), replica.engine.identity(), replica.daemon_identity())
+        found = declared.find_prefixes(served, templates, replica.engine)
+        plan, store = declared.plan(served, found), declared.store("declared")
+        assert len({prefix.ids.tobytes() for prefix in plan.prefixes}) == 1
+        journal = declared.state.journal(served.namespace)
+        result = warm(plan, replica, store, journal, fence, declared.clock)
+        assert result.computed_tokens == plan.compute_tokens == 4 * plan.prefixes[0].full_tokens
+        assert (store.sizes(plan.tree.names) == served.chunk_bytes).all()
+        whole = declared.plan(served, found)
+        by_label = templates.by_label()
+        seen = observe(whole, choose(whole, Rows.empty(), by_label), by_label, replica, store, declared.clock)
+        proof = judge(replace(seen, fresh=True), served.floors)
+        assert (proof.verdict, proof.reasons, len(proof.prefixes)) == ("proven", (), 4)
+        assert len({one.hits[0].answer.output for one in seen.prefixes}) == 3, "a tenant is answered as its adapter is"
+        assert set(store.client.scan_iter("*")) == {name.encode() for name in plan.tree.names}

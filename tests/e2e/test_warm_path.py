@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -128,6 +129,47 @@ def test_a_cold_sample_hits_every_expected_token_by_both_counts(host, fleet, rep
     assert proof.hit_tokens == proof.expected_tokens == sum(p.full_tokens for p in prefixes.prefixes)
     assert proof.output_unchanged
     assert set(store.client.scan_iter(f"{fleet.namespace}@*")) == held
+
+
+def warmfront(host, *arguments):
+    """Exit code, and the JSON that it printed."""
+    env = {**os.environ, "WARMFRONT_CONFIG": str(host.path)}
+    argv = [sys.executable, "-m", "pipelines.cli", *arguments, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_what_was_prefetched_is_hit_in_l1(host, fleet, replica, prefixes, store, warmed):
+    host.state.save_prefixes("chat", prefixes, {})
+    one, tenant = (next(p for p in prefixes.prefixes if p.label == label) for label in ("one", "salted"))
+    replica.forget()
+    code, done = warmfront(host, "prefetch", "one", "salted", "--fleet", "chat")
+    keys = {p.label: {"label": p.label, "keys": p.chunks, "in_l1": p.chunks} for p in (one, tenant)}
+    assert code == 0, done
+    assert {row["label"]: row for row in done["loaded"]} == keys
+    for prefix in (one, tenant):
+        before = replica.counters()
+        replica.generate(prefix.rendered, max_tokens=1, salt=prefix.salt or None)
+        deadline = time.monotonic() + 10
+        while (counted := replica.counters() - before).asked < prefix.full_tokens:
+            assert time.monotonic() < deadline, counted
+            time.sleep(0.05)
+        assert (counted.found_l1, counted.found_l2) == (prefix.full_tokens, 0)
+
+
+def test_what_cannot_be_prefetched_is_said(host, fleet, replica, prefixes, store, warmed):
+    host.state.save_prefixes("chat", prefixes, {})
+    mine = salted(prefixes, "one", "gone")
+    host.state.save_prefixes("chat", mine, {})
+    code, done = warmfront(host, "prefetch", "--fleet", "chat")
+    assert (code, done["loaded"]) == (1, [{"label": "one-gone", "keys": mine.prefixes[0].chunks, "in_l1": 0}])
+    host.state.save_prefixes("chat", prefixes, {})
+    code, done = warmfront(host, "prefetch", "nobody", "--fleet", "chat")
+    assert code == 2
+    assert "prefetching nobody of fleet 'chat': there is no such prefix; there are one, salted" in done["error"]
+    code, done = warmfront(host, "prefetch", "--fleet", "bare", "--daemon", replica.daemon.url)
+    assert code == 1
+    assert "LMCache's L2 key prefix or directory is" in done["error"]
 
 
 def test_a_gap_and_a_wrong_size_are_repaired_at_the_cost_of_those_chunks_alone(

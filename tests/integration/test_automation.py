@@ -23,6 +23,7 @@ from resources.proc import identity_of
 from warmers.errors import EngineUnavailable, StateUnavailable
 
 CHAT = "You help customers. " * 5
+SQL = {"messages": [{"role": "system", "content": "You write queries. " * 4}], "adapter": "sql"}
 
 
 @pytest.fixture
@@ -427,6 +428,31 @@ def test_a_cursor_that_cannot_be_read_costs_no_run_and_no_later_change(settled, 
     settled.workspace.clock.ahead += 60
     assert settled.tick() == ["chat"]
     assert not used & {request.run_key for request in settled.requests}
+
+
+def test_new_weights_of_an_adapter_ask_for_its_prefixes_alone(settled, prompts, workspace, workspace_file):
+    adapter = workspace_file.parent / "sql"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"r": 8}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"one")
+    (prompts / "for_sql.json").write_text(json.dumps(SQL))
+    assert settled.tick() == ["chat"]
+    (failed,) = workspace.state.prefixes("chat").failed
+    assert "names the adapter 'sql', and the fleet's model.adapters has none" in failed.reason
+    settings = json.loads(workspace_file.read_text())
+    settings["fleets"][0]["model"]["adapters"] = [{"name": "sql", "directory": "sql"}]
+    workspace_file.write_text(json.dumps(settings))
+    for weights in (b"one", b"other"):
+        (adapter / "adapter_model.safetensors").write_bytes(weights)
+        workspace.__dict__.pop("settings", None)
+        workspace.engines.clear()  # as `LocalReplicas` does: another table, another engine
+        assert settled.tick() == ["chat"]
+        assert settled.requests[0].tags["warmfront/because"] == "weights, adapters or engine changed"
+        prefix = next(p for p in workspace.state.prefixes("chat").found if p.template == "for_sql")
+        assert prefix.key_salt == workspace.fleet("chat").adapters[0].salt
+        assert computed(settled.finished[-1]) == prefix.full_tokens
+        assert workspace.state.document("chat", "proof")["verdict"] == "proven"
+        assert settled.tick() == []
 
 
 def test_a_tick_that_dies_before_its_cursor_is_kept_asks_for_the_same_run_again(settled, prompts):

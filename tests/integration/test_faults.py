@@ -203,7 +203,7 @@ def the_engine_goes_away_while_warming(scene):
     scene.engine.on_prefill = lambda _: None
 
 
-@fault(("warming fleet 'chat'", "vLLM's --model is '/models/else'", "Nothing was sent"))
+@fault(("asking engine and daemon of fleet 'chat'", "vLLM's --model is '/models/else'", "Nothing was sent"))
 def the_engine_serves_another_model(scene):
     identity = scene.engine.identity
     scene.engine.identity = lambda: replace(identity(), model_path="/models/else")

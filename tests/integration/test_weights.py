@@ -132,7 +132,7 @@ def test_another_revision_is_staged_and_then_warmed_anew(workspace):
         later = Days(fresh(workspace), instance)
         later.cursors, later.run_keys = days.cursors, days.run_keys
         assert later.tick() == ["chat"]
-        assert later.requests[0].tags["warmfront/because"] == "weights or engine changed"
+        assert later.requests[0].tags["warmfront/because"] == "weights, adapters or engine changed"
         assert later.finished[-1].success
         (event,) = later.finished[-1].asset_materializations_for_node("warm_chunks")
         assert event.metadata["computed_tokens"].value > 0

@@ -29,6 +29,31 @@ def test_the_namespace_changes_with_everything_that_shapes_kv():
     assert replace(FLEET, ttl_s=1).namespace == FLEET.namespace
 
 
+def test_adapters_leave_the_namespace_and_change_the_keyspace():
+    one, other, second = (make_fleet(adapters=a) for a in ({"sql": "1"}, {"sql": "2"}, {"sql": "1", "law": "1"}))
+    assert {f.namespace for f in (FLEET, one, other, second)} == {FLEET.namespace} == {FLEET.keyspace}
+    assert len({f.keyspace for f in (FLEET, one, other, second)}) == 4
+    turned = replace(second, adapters=second.adapters[::-1])
+    assert turned.keyspace == second.keyspace
+
+
+@pytest.mark.parametrize(
+    ("adapters", "seen", "named"),
+    [
+        ({}, {"adapters": ("sql",)}, "serves the LoRA adapter sql, which is not in model.adapters"),
+        ({"sql": "1"}, {"adapters": ()}, "does not serve the LoRA adapter sql"),
+        ({"sql": "1"}, {"salt_table": None}, "its middleware is not on"),
+        ({"sql": "1"}, {"salt_table": "none"}, "and it is none"),
+    ],
+)
+def test_an_engine_whose_adapters_would_share_kv_is_refused(adapters, seen, named):
+    fleet = make_fleet(adapters=adapters)
+    fake = FakeEngine(fleet, DictStore())
+    require_match(fleet, fake.identity(), fake.daemon_identity())
+    with pytest.raises(EngineMismatch, match=named):
+        require_match(fleet, replace(fake.identity(), **seen), fake.daemon_identity())
+
+
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [

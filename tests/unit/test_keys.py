@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmers.errors import ConfigError
-from warmers.keys import ROOT_HASH, KeyLayout, check_salt, chunk_hashes, chunk_keys
+from warmers.keys import ROOT_HASH, KeyLayout, chunk_hashes, chunk_keys
+from warmers.salts import check_salt
 
 FIRST = "084547b6c40ed5b05ba8cd0305db5bf74d5617673948d9ed193ab7d6cbc484d4"
 IDS = np.arange(256, dtype=np.uint32)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warmers.lease import LeaseRecord, claim, release, renew
-from warmers.ledger import Rows, merge, rows_of, unknown_chunks
+from warmers.ledger import Rows, merge, rows_by_chunk, rows_of, unknown_chunks
 from warmers.plan import plan_warm
 from warmers.presence import look
 
@@ -33,6 +33,20 @@ def test_the_latest_row_wins_and_no_time_is_forgotten():
         one.tree.chunk_id(1): 20.0,
     }
     assert len(merge([])) == len(Rows.empty()) == 0
+
+
+@given(
+    st.lists(st.tuples(st.text("ab", min_size=1, max_size=3), st.sampled_from(["", "s", "t"])), max_size=6), st.data()
+)
+def test_every_chunk_finds_its_row_under_its_own_salt(asked, data):
+    fleet = make_fleet()
+    prefixes = [make_prefix(words(text), f"{n}", salt=salt) for n, (text, salt) in enumerate(asked)]
+    whole = plan_warm(prefixes, fleet, lambda tree: look(DictStore(), tree.names, 1, fleet.chunk_bytes))
+    chunks = range(len(whole.tree.hashes))
+    rows = rows_of(whole, data.draw(st.permutations([n for n in chunks if data.draw(st.booleans())])))
+    ids = rows.chunk_ids()
+    expected = [ids.index(whole.tree.chunk_id(n)) if whole.tree.chunk_id(n) in ids else -1 for n in chunks]
+    assert rows_by_chunk(whole.tree, rows).tolist() == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=3), max_size=5))

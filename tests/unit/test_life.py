@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from warmers.budget import afford
 from warmers.errors import StoreUnavailable
-from warmers.inventory import NEAR, headroom_findings, keys_of, look_into, needed_chunks, take_stock
+from warmers.inventory import NEAR, headroom_findings, keys_of, look_into, take_stock
 from warmers.keys import KeyLayout
 from warmers.ledger import rows_of
 from warmers.life import (
@@ -58,6 +58,9 @@ class Bench:
 
     def look(self):
         return look_into(self.store, self.journal.rows(), self.fleet)
+
+    def stock(self, usage, last_evicted, now=0.0):
+        return take_stock(self.look(), self.prefixes, self.fleet, usage, last_evicted, now)
 
     def life(self):
         return plan_life(self.look(), self.needed(), self.fleet, GRACE_S, self.clock.time)
@@ -183,7 +186,7 @@ def test_an_inventory_counts_by_chunk_and_by_leading_tokens():
     names = bench.plan().tree.names
     bench.store.delete(names[1:2])
     bench.store.put(names[2], b"short", TTL_S)
-    seen = take_stock(bench.look(), bench.plan(), bench.store.usage(), None, 5.0)
+    seen = bench.stock(bench.store.usage(), None, 5.0)
     assert (seen.chunks, seen.present, seen.missing, seen.wrong_size, seen.near_end) == (5, 3, 1, 1, 0)
     assert (seen.needed, seen.held_bytes) == (5, 3 * bench.fleet.chunk_bytes)
     stock = {p.label: (p.warmed_tokens, p.held_tokens) for p in seen.prefixes}
@@ -196,9 +199,9 @@ def test_what_was_never_warmed_is_no_drift():
     bench = Bench("ab")
     bench.warm()
     bench.publish("ab", "xy")
-    seen = take_stock(bench.look(), bench.plan(), StoreUsage(evicted_keys=7), 3, 0.0)
+    seen = bench.stock(StoreUsage(evicted_keys=7), 3)
     assert (seen.hit_rate, seen.evicted_since) == (1.0, 4)
-    assert take_stock(bench.look(), bench.plan(), StoreUsage(evicted_keys=1), 3, 0.0).evicted_since is None
+    assert bench.stock(StoreUsage(evicted_keys=1), 3).evicted_since is None
 
 
 @pytest.mark.parametrize(
@@ -238,7 +241,7 @@ def test_what_is_over_budget_is_neither_planned_nor_needed():
     bench.fleet = replace(bench.fleet, budget_bytes=3 * bench.fleet.chunk_bytes)
     plan = bench.plan()
     assert (plan.over_budget, len(plan.tree.hashes)) == (("cd",), 2)
-    assert needed_chunks(plan) == bench.needed()
+    assert {plan.tree.chunk_id(chunk) for chunk in range(2)} == bench.needed()
     bench.clock.time += GRACE_S + 1
     assert bench.carry_out(bench.life()).removed == 2
 

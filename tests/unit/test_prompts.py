@@ -97,7 +97,7 @@ def test_every_placeholder_varies_whatever_its_probes(read):
         ),
         ("e__json", json.dumps({**CHAT, "contexts": [{"name": "c"}]}), "exactly one of file, text, documents"),
         ("e__json", json.dumps({**CHAT, "salt": "a@b"}), "salt"),
-        ("e__json", json.dumps({**CHAT, "adapter": "legal"}), "LoRA adapters cannot be warmed yet"),
+        ("e__json", json.dumps({**CHAT, "adapter": ""}), "adapter: String should have at least 1 character"),
         ("e__json", json.dumps({**CHAT, "name": "good"}), "its name 'good' is that of"),
         ("e__json", json.dumps({**CHAT, "name": "a/b"}), "name: 'a/b' has a / in it"),
         ("e__json", json.dumps({**CHAT, "name": "good@now"}), "ends in .candidate or @now"),

@@ -23,7 +23,7 @@ def scene(*texts, dtype="float32"):
         engine.prefill(prefix.ids, None)
     fresh = FakeEngine(fleet, store)
     rendered = {prefix.label: prefix.rendered for prefix in prefixes}
-    fresh.chat_ids = lambda messages, options, salt: rendered[messages[0]["content"]]
+    fresh.chat_ids = lambda messages, options, salt, adapter=None: rendered[messages[0]["content"]]
     return plan_of(prefixes, fleet, store), fresh, store
 
 
@@ -97,10 +97,10 @@ def test_a_connector_that_fell_back_for_a_moment_is_asked_again():
     plan, engine, store = scene("abcd")
     serve, served = engine._serve, []
 
-    def fall_back_once(ids, salt):
-        served.append(salt)
+    def fall_back_once(*asked):
+        served.append(asked)
         engine.connector = "" if len(served) == 1 else "LMCacheMPConnector"
-        return serve(ids, salt)
+        return serve(*asked)
 
     engine._serve = fall_back_once
     proof = proof_of(plan, engine, store)
@@ -122,7 +122,7 @@ def test_nothing_to_prove_is_not_proven():
 
 def test_a_chat_request_with_other_ids_fails():
     plan, engine, store = scene("abcd")
-    engine.chat_ids = lambda messages, options, salt: plan.prefixes[0].rendered + 1
+    engine.chat_ids = lambda messages, options, salt, adapter=None: plan.prefixes[0].rendered + 1
     proof = proof_of(plan, engine, store)
     assert proof.verdict == "failed"
     assert "other token ids" in proof.reasons[0]
@@ -210,3 +210,33 @@ def test_a_sample_asks_for_no_new_chunk():
     assert len(sample_ids(prefix)) == 2 * CHUNK + CHUNK - 1
     exact = make_prefix(words("ab"), rendered=words("ab"))
     assert len(sample_ids(exact)) == 2 * CHUNK + 1
+
+
+def of_an_adapter(salting):
+    """Plan, store and a fresh engine: the same text for the base model, an adapter, and a tenant of the adapter."""
+    fleet, store = make_fleet(adapters={"sql": "1"}), DictStore()
+    (sql,) = fleet.adapters
+    asked = [{}, {"adapter": sql}, {"adapter": sql, "salt": "acme"}]
+    prefixes = [make_prefix(words("abc"), str(number), **each) for number, each in enumerate(asked)]
+    engine = FakeEngine(fleet, store, salting=salting)
+    for prefix in prefixes:
+        engine.prefill(prefix.ids, prefix.salt, prefix.adapter)
+    fresh = FakeEngine(fleet, store, salting=salting)
+    fresh.chat_ids = lambda *_: prefixes[0].rendered
+    return plan_of(prefixes, fleet, store), fresh, store
+
+
+def test_an_adapter_and_its_tenants_are_proven_by_keys_of_their_own():
+    plan, engine, store = of_an_adapter(salting=True)
+    before = dict(store.values)
+    assert len(before) == len(plan.tree.names) == 9
+    assert (proof_of(plan, engine, store).verdict, plan.missing_chunks) == ("proven", 0)
+    assert store.values == before
+
+
+def test_an_engine_that_gives_adapters_no_salt_is_never_proven():
+    plan, engine, store = of_an_adapter(salting=False)
+    assert plan.missing_chunks == 6
+    everything = replace(plan, presence=replace(plan.presence, sizes=plan.presence.sizes * 0 + plan.fleet.chunk_bytes))
+    changed = {p.label for p in proof_of(everything, engine, store).prefixes if not p.output_unchanged}
+    assert changed == {"1"}  # it answers from the base model's KV

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warmers import salts as domain
+
 SOURCE = Path("deploy/engine/extensions/warmfront_engine/salts.py")
 TABLE = {"base": ["llama"], "salts": {"sql": "sql-1", "chat": "chat-1"}}
 CHAT = "/v1/chat/completions"
@@ -414,6 +416,20 @@ def test_a_shortened_salt_and_no_other_has_128_characters_so_that_nobody_can_ask
     assert (len(short) == 128) == (short != f"{salt}.{own}") == (len(f"{salt}.{own}") >= 128)
     if len(short) == 128:
         assert salts.combined(salt, short.removeprefix(f"{salt}.")) != short
+
+
+@given(adapter_salts, own_salts)
+def test_the_control_plane_knows_every_salt_that_the_middleware_sets(salt, own):
+    assert domain.combined(salt, own or "") == salts.combined(salt, own)
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from("ab")), unique_by=lambda one: one[0], max_size=8))
+def test_the_table_of_any_adapters_is_one_that_the_middleware_reads(named):
+    adapters = [domain.Adapter(name, "/adapter", digest, 8) for name, digest in named]
+    raw = domain.salt_table("", adapters)  # no adapter is named so
+    table = salts.Table.parse(raw)
+    assert table.digest == domain.table_digest(raw)
+    assert table.salts == {adapter.name: adapter.salt for adapter in adapters}
 
 
 values = st.recursive(

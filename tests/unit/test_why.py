@@ -132,3 +132,24 @@ def test_a_date_that_passed_is_said():
 
 def test_nothing_was_warmed_yet():
     assert "nothing has been warmed" in why(asked(words("a"))).findings[0].what
+
+
+def test_a_request_for_another_adapter_or_revision_is_told_so():
+    fleet, store = make_fleet(adapters={"sql": "1", "law": "1"}), DictStore()
+    sql = fleet.adapter("sql")
+    prefix = make_prefix(words("ab"), "t", adapter=sql)
+
+    def explained(model, of=fleet):
+        return explain(asked(words("ab"), model=model), [prefix], {}, of, store, Rows.empty(), now=0.0)
+
+    for key in chunk_keys(prefix.ids, KeyLayout.of(fleet), sql.salt):
+        store.put(key, b"x" * fleet.chunk_bytes)
+    assert (explained("sql").hit_tokens, explained("sql").findings) == (2 * CHUNK, ())
+    assert [(explained(model).hit_tokens, explained(model).findings[0].what[:20]) for model in ("law", "m")] == [
+        (0, "it asks for the adap"),
+        (0, "it asks for the base"),
+    ]
+    newer = make_fleet(adapters={"sql": "2", "law": "1"})
+    assert explained("sql", newer).hit_tokens == 0
+    assert "other weights" in explained("sql", newer).findings[0].what
+    assert "it asks for model 'x'" in explained("x").findings[0].what
