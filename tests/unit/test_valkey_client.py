@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.util
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import botocore.auth
 import pytest
 from botocore.credentials import Credentials
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.exceptions import ConnectionError, ResponseError
 
 from resources.valkey_credentials import ElastiCacheToken, presigned
 
@@ -63,3 +67,52 @@ def test_a_token_is_made_anew_before_it_ends_and_not_each_time(monkeypatch):
 def test_parameters_that_cannot_be_meant_are_named(params, says):
     with pytest.raises(ValueError, match=says):
         client.Where.parse(params)
+
+
+class Replies:
+    """A socket that gives what was sent in pieces of any size."""
+
+    def __init__(self, sent, pieces):
+        self.left, self.pieces = bytearray(sent), itertools.cycle(pieces)
+
+    def recv_into(self, into):
+        count = min(next(self.pieces), len(into), len(self.left))
+        into[:count], self.left = self.left[:count], self.left[count:]
+        return count
+
+
+pieces = st.lists(st.integers(1, 300), min_size=1, max_size=5)
+
+
+@given(st.binary(max_size=400), pieces)
+def test_a_value_fills_its_place_and_nothing_is_left_behind(value, pieces):
+    place, replies = bytearray(len(value)), Replies(b"$%d\r\n%s\r\n" % (len(value), value), pieces)
+    assert client._bulk(replies.recv_into, memoryview(place))
+    assert (bytes(place), bytes(replies.left)) == (value, b"")
+
+
+@given(st.sampled_from([b"$-1\r\n", b"_\r\n"]), pieces)
+def test_what_is_not_there_is_a_miss_and_nothing_is_left_behind(sent, pieces):
+    place, replies = bytearray(b"as it was"), Replies(sent, pieces)
+    assert not client._bulk(replies.recv_into, memoryview(place))
+    assert (bytes(place), bytes(replies.left)) == (b"as it was", b"")
+
+
+@given(
+    st.sampled_from(
+        [b"$8\r\n12345678\r\n", b"$10\r\n1234567890\r\n", b"-MOVED 1 h:1\r\n", b"-" + b"x" * 99 + b"\r\n", b"+\r\n"]
+    ),
+    pieces,
+)
+def test_what_is_no_value_of_that_size_is_refused(sent, pieces):
+    place, replies = bytearray(b"as it was"), Replies(sent, pieces)
+    with pytest.raises(ResponseError):
+        client._bulk(replies.recv_into, memoryview(place))
+    assert bytes(place) == b"as it was"
+
+
+@given(st.integers(0, 12), pieces)
+def test_a_connection_that_is_cut_in_a_value_is_said(kept, pieces):
+    replies = Replies(b"$9\r\n123456789\r\n"[:kept], pieces)
+    with pytest.raises(ConnectionError):
+        client._bulk(replies.recv_into, memoryview(bytearray(9)))

@@ -127,11 +127,7 @@ class ValkeyL2Adapter(L2AdapterInterface):
         names, places = self._names(keys), [memoryview(each.byte_array).cast("B") for each in objects]
 
         def load(number: int) -> bool:
-            value = self.client.get(names[number])
-            if value is None or len(value) != len(places[number]):
-                return False
-            places[number][:] = value
-            return True
+            return self.client.get_into(names[number], places[number])
 
         def finish(loaded: list[bool]) -> Bitmap:
             self._notify_keys_accessed([key for key, ok in zip(keys, loaded, strict=True) if ok])
