@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
+from valkey_servers import Certificates, server
 
 from resources.local_stack import LocalStack
 from resources.processes import Processes, free_port
@@ -24,6 +25,19 @@ def stack(tmp_path_factory):
 @pytest.fixture
 def valkey(stack):
     return ValkeyStore.at(stack.valkey_url())
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Of a private CA."""
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory, certificates):
+    """A server with TLS, for tests that add users to it."""
+    with server(tmp_path_factory.mktemp("secure"), certificates) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

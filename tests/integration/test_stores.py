@@ -1,11 +1,10 @@
 """One behaviour of every L2 tier, each on its real server: what `KVStore` promises, whoever keeps the promise."""
 
 import time
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from valkey_servers import Certificates, cluster, needs_tls, server
+from valkey_servers import cluster, needs_tls
 
 from resources.file_store import FileStore
 from resources.s3_store import S3Store
@@ -32,24 +31,9 @@ def on_valkey(store):
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def servers():
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def secure(tmp_path_factory, certificates, servers):
-    return servers.enter_context(server(tmp_path_factory.mktemp("secure"), certificates))
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory, servers):
-    return servers.enter_context(cluster(tmp_path_factory.mktemp("cluster")))
+def nodes(tmp_path_factory):
+    with cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
 
 
 @pytest.fixture(params=["valkey", pytest.param("valkey-tls", marks=needs_tls), "cluster", "fs", "s3", "bucket"])

@@ -29,17 +29,6 @@ def fills(adapter):
     return adapter("load", names=NAMES, size=SIZE)["fill"]
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secure(tmp_path_factory, certificates):
-    with server(tmp_path_factory.mktemp("secure"), certificates) as started:
-        yield started
-
-
 def test_it_writes_what_lmcaches_own_adapter_reads_and_the_reverse(tmp_path):
     with server(tmp_path / "server") as started:
         own = builtin(started.port, ttl_seconds=600)

@@ -14,17 +14,6 @@ from resources.valkey_store import ValkeyStore
 from warmers.errors import ConfigError, StoreUnavailable
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secure(tmp_path_factory, certificates):
-    with server(tmp_path_factory.mktemp("secure"), certificates) as started:
-        yield started
-
-
 def test_many_batches(valkey):
     keys = [f"ns@m@{n}" for n in range(12_000)]
     pipeline = valkey.client.pipeline(transaction=False)

@@ -19,7 +19,7 @@ import pytest
 from fakes import CHUNK, FakeClock, FakeEngine, FreeFence, MemoryJournal, ValkeyValues, make_fleet, make_prefix, words
 from redis import Redis
 from s3_proxy import between
-from valkey_servers import Certificates, cluster, needs_tls, server
+from valkey_servers import cluster, needs_tls, server
 
 from resources.file_store import FileStore
 from resources.s3 import s3_client
@@ -136,11 +136,11 @@ def no_answer(tmp_path, request):
 
 
 @contextmanager
-def credentials_end(tmp_path, _):
+def credentials_end(tmp_path, request):
     """The password is changed on the server before anybody changes it in the file."""
     password = tmp_path / "password"
     password.write_text("first")
-    with server(tmp_path / "secure", Certificates.make(tmp_path / "certificates")) as started:
+    with server(tmp_path / "secure", request.getfixturevalue("certificates")) as started:
         started.admin.execute_command("ACL", "SETUSER", "warmfront", "on", ">first", "~*", "+@all")
         who = PasswordFile("warmfront", password)
         store = ValkeyStore(ValkeyAccess(started.url, who, started.certificates.ca))
