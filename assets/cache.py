@@ -12,9 +12,10 @@ from assets.reporting import ONCE_MORE, OWNERS, documents, failures, listed, pla
 from resources.documents import plan_document, proof_document, warm_document
 from resources.workspace import Workspace
 from warmers.errors import StateUnavailable
-from warmers.fleet import require_match
+from warmers.identity import require_match
 
 if TYPE_CHECKING:
+    from warmers.fleet import Fleet
     from warmers.plan import WarmPlan
     from warmers.prefixes import PrefixSet
     from warmers.warm import WarmProgress
@@ -44,7 +45,7 @@ def warm_plan(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Wor
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
-        plan = here.plan(fleet, _prefixes(here, fleet.name))
+        plan = here.plan(fleet, _prefixes(here, fleet))
         here.state.point(fleet.name, "plan", plan_document(plan), ".json", {"namespace": fleet.namespace})
     return dg.MaterializeResult(
         metadata={
@@ -90,7 +91,7 @@ def warm_chunks(
         with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).warmer(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
             here.holdings(fleet).note_namespace()
-            plan = here.plan(fleet, _prefixes(here, fleet.name))
+            plan = here.plan(fleet, _prefixes(here, fleet))
             journal = here.state.journal(fleet.namespace)
             result = warm(plan, replica, here.store(fleet.name), journal, fence, here.clock, tell)
             rate = result.tokens_per_s or fleet.prefill_tokens_per_s
@@ -135,7 +136,7 @@ def hit_rate(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Work
         templates = here.templates(fleet).by_label()
         with here.lease(fleet.namespace) as fence, here.replicas(fleet.name).cold(fleet) as replica:
             require_match(fleet, replica.engine.identity(), replica.daemon_identity())
-            plan = here.plan(fleet, _prefixes(here, fleet.name))
+            plan = here.plan(fleet, _prefixes(here, fleet))
             journal, store = here.state.journal(fleet.namespace), here.store(fleet.name)
             proof = prove(plan, templates, replica, store, journal, fence, here.clock, here.on_event)
             of = (here.state.latest(fleet.name, "prefixes") or {}).get("templates")
@@ -175,7 +176,7 @@ def every_chunk_present(
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
-        plan = here.plan(fleet, _prefixes(here, fleet.name))
+        plan = here.plan(fleet, _prefixes(here, fleet))
         warmed = here.state.document(fleet.name, "warm") or {}
     left_out = warmed.get("deferred_chunks", 0) + warmed.get("refused_chunks", 0)
     return dg.AssetCheckResult(
@@ -240,11 +241,13 @@ def ttft_speedup_above_floor(
     )
 
 
-def _prefixes(workspace: Workspace, fleet: str) -> "PrefixSet":
-    found = workspace.state.prefixes(fleet)
+def _prefixes(workspace: Workspace, fleet: "Fleet") -> "PrefixSet":
+    found = workspace.prefixes(fleet)
     if found is None:
         raise StateUnavailable(
-            f"reading the prefixes of fleet {fleet!r}", seen="none were found yet", do="Materialize prompt_prefixes."
+            f"reading the prefixes of fleet {fleet.name!r}",
+            seen="none were found yet",
+            do="Materialize prompt_prefixes.",
         )
     return found
 

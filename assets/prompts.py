@@ -133,7 +133,7 @@ def tokens_match_engine(
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
         prompts = here.templates(fleet)
-        found = here.state.prefixes(fleet.name) or PrefixSet()
+        found = here.prefixes(fleet) or PrefixSet()
         with here.replicas(fleet.name).warmer(fleet) as replica:
             wrong = mismatches(found.prefixes, prompts.by_label(), replica.engine)
         if wrong:

@@ -141,11 +141,13 @@ def weights_retention(
     from warmers.retention import carry_out
 
     with failures():
-        here = telling(workspace, context)
-        model, stages = here.fleet_settings(context.partition_key).model.name, here.open_stages()
-        with here.stage_lease(model) as fence:
-            decided = here.decide_weights(context.partition_key)
-            removed = carry_out(decided, model, stages, fence, here.on_event) if config.apply else ()
+        here, name = telling(workspace, context), context.partition_key
+        model, decided, removed = here.fleet_settings(name).model.name, tuple["Decision"](), tuple["Decision"]()
+        if here.keeps_stages(name):
+            stages = here.open_stages()
+            with here.stage_lease(model) as fence:
+                decided = here.decide_weights(name)
+                removed = tuple(carry_out(decided, model, stages, fence, here.on_event)) if config.apply else ()
     return dg.MaterializeResult(
         metadata={
             "removed": len(removed),

@@ -132,7 +132,7 @@ def why(
     workspace, body = _workspace(), read_request(request)
     settings = workspace.fleet(fleet)
     replica = workspace.running(settings)
-    found = workspace.state.prefixes(settings.name)
+    found = workspace.prefixes(settings)
     explanation = explain(
         body.captured(replica.engine if replica else None),
         found.found if found else (),

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import cache, lifecycle, prompts, weights
+from assets import cache, lifecycle, prompts, serving, weights
 from pipelines import jobs, schedules, sensors
 from resources.workspace import Workspace
 
@@ -18,6 +18,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.warm_plan,
             cache.warm_chunks,
             cache.hit_rate,
+            serving.hot_set,
             lifecycle.l2_inventory,
             lifecycle.l2_retention,
         ],

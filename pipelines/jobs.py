@@ -12,6 +12,7 @@ from assets.cache import hit_rate, warm_chunks, warm_plan
 from assets.lifecycle import l2_inventory, l2_retention
 from assets.partitions import fleets
 from assets.prompts import configuration_is_valid, prompt_prefixes, templates_are_readable
+from assets.serving import hot_set
 from assets.weights import model_weights, weights_retention
 
 _job = partial(dg.define_asset_job, tags={"dagster/max_retries": "0"}, executor_def=dg.in_process_executor)
@@ -26,15 +27,16 @@ stage_weights = _fleet_job(
 
 warm = _fleet_job(
     "warm",
-    selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate)
+    selection=dg.AssetSelection.assets(prompt_prefixes, warm_plan, warm_chunks, hit_rate, hot_set)
     | dg.AssetSelection.checks(configuration_is_valid, templates_are_readable),
-    description="Render a fleet's templates, plan, prefill what is missing from L2, and prove it on a cold replica. "
+    description="Render a fleet's templates, plan, prefill what is missing from L2, prove it on a cold replica, and "
+    "have serving replicas load it. "
     "Safe to run again: what is in L2 already is not computed. Started by two sensors and each night.",
 )
 
 prove = _fleet_job(
     "prove",
-    selection=dg.AssetSelection.assets(hit_rate),
+    selection=dg.AssetSelection.assets(hit_rate, hot_set),
     description="Take the proof again, of what is in L2 now. Computes only its own cold controls; run it after the "
     "engine or L2 was touched.",
 )

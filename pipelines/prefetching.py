@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from warmers.errors import EngineUnavailable, RequestError
-from warmers.fleet import require_daemon
+from warmers.identity import require_daemon
 
 if TYPE_CHECKING:
     from resources.lmcache import LmcacheDaemon
@@ -26,23 +26,26 @@ def prefetch_into(
 
     Raises RequestError for a label that nobody knows, EngineUnavailable, EngineMismatch for another fleet's daemon.
     """
+    from warmers.hot_set import HotSet
     from warmers.prefetch import prefetch
 
     done = 0
     with closing(_daemon(workspace, fleet, daemon)) as loader:
         require_daemon(fleet, loader.identity())
-        chosen = _chosen(workspace, fleet, labels)
+        hot = HotSet.of(fleet, _chosen(workspace, fleet, labels))
 
         def tell(loaded: "Loaded") -> None:
             nonlocal done
             done += 1
-            on_event(f"{done} of {len(chosen)} prefixes: {loaded.label}, {loaded.in_l1} of {loaded.keys} keys in L1")
+            on_event(
+                f"{done} of {len(hot.prefixes)} prefixes: {loaded.label}, {loaded.in_l1} of {loaded.keys} keys in L1"
+            )
 
-        return prefetch(chosen, fleet, loader, workspace.clock, tell)
+        return prefetch(hot, loader, workspace.clock, fleet.limits.request_timeout_s, tell)
 
 
 def _chosen(workspace: "Workspace", fleet: "Fleet", labels: Sequence[str]) -> list["Prefix"]:
-    found = workspace.state.prefixes(fleet.name)
+    found = workspace.prefixes(fleet)
     known = {prefix.label: prefix for prefix in (found.prefixes if found else ())}
     unknown = [label for label in labels if label not in known]
     if unknown or not known:
@@ -51,7 +54,7 @@ def _chosen(workspace: "Workspace", fleet: "Fleet", labels: Sequence[str]) -> li
             seen=f"there is no such prefix; there are {', '.join(sorted(known)) or 'none'}",
             do="Correct the label, or run warmfront warm first.",
         )
-    return [known[label] for label in labels or known]
+    return [known[label] for label in dict.fromkeys(labels) or known]
 
 
 def _daemon(workspace: "Workspace", fleet: "Fleet", url: str | None) -> "LmcacheDaemon":

@@ -54,10 +54,12 @@ class Retention:
 def decide(workspace: "Workspace", name: str) -> Retention:
     """Decide for one fleet; changes nothing, but starts the embedded stores. Raises StoreUnavailable."""
     settings = workspace.fleet_settings(name)
-    stages = workspace.open_stages()
-    decided = workspace.decide_weights(name)
-    if settings.model.source is not None and stages.current(settings.model.name) is None:
-        return Retention(decided)
+    decided: Sequence[Decision] = ()
+    if workspace.keeps_stages(name):
+        stages = workspace.open_stages()
+        decided = workspace.decide_weights(name)
+        if settings.model.source is not None and stages.current(settings.model.name) is None:
+            return Retention(decided)
     with workspace.stack.processes.locked():
         workspace.tier(name).ensure()
     holdings = workspace.holdings(workspace.fleet(name))

@@ -19,11 +19,13 @@ def read_adapter(name: str, directory: Path) -> Adapter:
             do = "Give the directory that PEFT saved, with safetensors; pickled weights are refused."
             raise ConfigError(f"reading LoRA adapter {name!r}", seen=f"there is no {file}", do=do)
     try:
-        rank = json.loads(config.read_text())["r"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rank, digest = json.loads(config.read_text())["r"], digest_files([config, weights])
+    except OSError as error:
+        raise ConfigError(f"reading LoRA adapter {name!r}", seen=str(error), do="Make it readable.") from error
+    except (ValueError, KeyError, TypeError) as error:
         seen = f"{CONFIG}: {type(error).__name__}: {error}"
         raise ConfigError(f"reading LoRA adapter {name!r}", seen=seen, do="It has to say its rank, `r`.") from None
-    if not isinstance(rank, int) or rank < 1:
+    if type(rank) is not int or rank < 1:
         seen = f"{CONFIG}: r is {rank!r}"
         raise ConfigError(f"reading LoRA adapter {name!r}", seen=seen, do="It has to be a positive number.")
-    return Adapter(name, str(directory), digest_files([config, weights]), rank)
+    return Adapter(name, str(directory), digest, rank)

@@ -116,14 +116,14 @@ def _anchor(settings: Settings, path: Path) -> Settings:
         return resolved
 
     def model(fleet: FleetSettings) -> ModelSettings:
-        field = f"fleets.{fleet.name}.model"
+        # Whether an adapter is there is that fleet's trouble alone: it is read with the fleet.
         adapters = tuple(
-            adapter.model_copy(update={"directory": there(f"{field}.adapters.{adapter.name}", adapter.directory)})
+            adapter.model_copy(update={"directory": Path(_located(str(adapter.directory), base))})
             for adapter in fleet.model.adapters
         )
         update: dict[str, Any] = {"adapters": adapters}
         if fleet.model.directory is not None:
-            update["directory"] = there(f"{field}.directory", fleet.model.directory)
+            update["directory"] = there(f"fleets.{fleet.name}.model.directory", fleet.model.directory)
         else:
             update["source"] = _located(fleet.model.source or "", base)
         return fleet.model.model_copy(update=update)

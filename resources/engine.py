@@ -10,7 +10,7 @@ import numpy as np
 from resources.http_service import HttpService
 from resources.metrics import read_metrics, total
 from warmers.errors import EngineLost, EngineRefused, EngineUnavailable
-from warmers.fleet import EngineIdentity
+from warmers.identity import EngineIdentity
 from warmers.keys import TokenIds
 from warmers.prefixes import Usage
 from warmers.replica import Generation

@@ -54,14 +54,14 @@ class Holdings:
         state, name = self.workspace.state, self.fleet.name
         last = state.latest(name, "inventory") or {}
         held, usage, now = self.look(), self.store.usage(), self.workspace.clock.now()
-        found = state.prefixes(name) or PrefixSet()
+        found = self.workspace.prefixes(self.fleet) or PrefixSet()
         return take_stock(held, found.prefixes, self.fleet, usage, last.get("evicted_keys"), now)
 
     def needed(self) -> frozenset[ChunkId]:
         """What the current prefixes are made of; they are read again whenever there are others."""
         path = (self.workspace.state.latest(self.fleet.name, "prefixes") or {}).get("path", "")
         if path not in self._needed:
-            found = self.workspace.state.prefixes(self.fleet.name)
+            found = self.workspace.prefixes(self.fleet)
             self._needed.clear()
             self._needed[path] = chunks_of(found.prefixes if found else (), self.fleet)
         return self._needed[path]

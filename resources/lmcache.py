@@ -9,8 +9,8 @@ from typing import Any
 from resources.http_service import HttpService
 from resources.metrics import read_metrics, total
 from warmers.errors import EngineRefused, EngineUnavailable
-from warmers.fleet import DaemonIdentity, Fleet
-from warmers.keys import TokenIds
+from warmers.hot_set import HotPrefix, HotSet
+from warmers.identity import DaemonIdentity
 from warmers.replica import StoreCounts
 
 
@@ -50,13 +50,13 @@ class LmcacheDaemon:
         sizes = self.http.json("GET", "/status")["storage_manager"]["l1_capacity_bytes_by_backend"]
         return sum(int(size) for size in sizes.values())
 
-    def prefetch(self, ids: TokenIds, fleet: Fleet, salt: str) -> str:
+    def prefetch(self, hot: HotSet, prefix: HotPrefix) -> str:
         """POST /cache/prefetches. LMCache finds the keys itself, of every rank."""
         body = {
-            "model_name": fleet.model.path,
-            "world_size": fleet.engine.tensor_parallel,
-            "token_ids": ids.tolist(),
-            "cache_salt": salt,
+            "model_name": hot.model_path,
+            "world_size": hot.world_size,
+            "token_ids": prefix.ids.tolist(),
+            "cache_salt": prefix.key_salt,
         }
         return str(self.http.json("POST", "/cache/prefetches", body)["request_id"])
 
@@ -65,6 +65,8 @@ class LmcacheDaemon:
         try:
             answer = self.http.json("GET", f"/cache/prefetches/{request}")
         except EngineRefused as refused:
+            if "unknown prefetch" not in refused.seen:
+                raise
             do = "It was restarted in between: run it again."
             raise EngineUnavailable(refused.attempted, seen=refused.seen, do=do) from refused
         if answer["status"] == "pending":

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from resources.adapter_files import read_adapter
 from resources.engine import VllmEngine
 from resources.lmcache import LmcacheDaemon
 from resources.local_stack import HOST, LocalStack
@@ -19,8 +20,9 @@ from resources.processes import InUse, OnEvent, Processes, free_ports
 from resources.replica_commands import ENGINE_ENV, LocalWeights, daemon_argv, engine_argv
 from resources.settings import LocalSettings
 from resources.tiers import Tier
-from warmers.errors import ConfigError, EngineLost
-from warmers.fleet import DaemonIdentity, Fleet
+from warmers.errors import ConfigError, EngineLost, SourceChanged
+from warmers.fleet import Fleet
+from warmers.identity import DaemonIdentity
 from warmers.keys import TokenIds
 from warmers.replica import Counters, Generation, StoreCounts
 from warmers.templates import Messages, RenderOptions
@@ -220,7 +222,19 @@ class LocalReplicas:
         timeout = self.settings.start_timeout_s
         self.processes.wait("daemon", replica.daemon.healthy, timeout, self.on_event)
         self.processes.wait("engine", replica.engine.healthy, timeout, self.on_event)
+        self._require_adapters(fleet)
         return replica
+
+    def _require_adapters(self, fleet: Fleet) -> None:
+        """Raise SourceChanged where the engine may have loaded other weights than the table of salts is for."""
+        for adapter in fleet.adapters:
+            if read_adapter(adapter.name, Path(adapter.path)) != adapter:
+                self.processes.stop("engine")
+                raise SourceChanged(
+                    f"starting an engine of fleet {fleet.name!r}",
+                    seen=f"the files of LoRA adapter {adapter.name!r} became others meanwhile",
+                    do="Run again once they stay as they are.",
+                )
 
     def _put_salts(self, fleet: Fleet) -> Path:
         """Write the table that the engine's middleware reads; where it is."""

@@ -4,7 +4,6 @@ The one place that knows which adapter a setting means. Assets and the command l
 another one. Imports no adapter before it is needed, since Dagster loads this module.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from zoneinfo import ZoneInfo
 
 from resources.config import build_fleet, config_path, load_settings, local_directory
 from resources.settings import FleetSettings, Settings
+from resources.system_clock import SystemClock
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,18 +43,6 @@ STAGING_S = 86_400.0
 """How long a stager waits for another one of the same model."""
 EMBEDDED_STAGES = "s3://warmfront"
 PROOFS = {"proof": "tried", "proven": "proven"}
-
-
-class SystemClock:
-    """Satisfies warmers.replica.Clock."""
-
-    def now(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -149,6 +137,10 @@ class Workspace:
         if self.settings.weights is None:
             stages.make_bucket()
         return stages
+
+    def keeps_stages(self, name: str) -> bool:
+        """Whether the model may have stages: it has a source, or there is a bucket that other fleets may use."""
+        return self.fleet_settings(name).model.source is not None or self.settings.weights is not None
 
     def stage_lease(self, model: str) -> "AbstractContextManager[Fence]":
         """Hold a model's stages. A second stager waits for the first, and then finds its work done."""
@@ -270,10 +262,15 @@ class Workspace:
             chunk_tokens=fleet.engine.chunk_tokens,
             max_model_len=fleet.engine.max_model_len,
             digest_of=lambda template: sha256(f"{shaping} {template.digest}".encode()).hexdigest(),
-            last=self.state.prefixes(fleet.name) or PrefixSet(),
+            last=self.prefixes(fleet) or PrefixSet(),
             clock_texts=partial(clock_texts, fleet.model),
             failed=prompts.failed,
         )
+
+    def prefixes(self, fleet: "Fleet") -> "PrefixSet | None":
+        """The latest set that was found, under the salts that the fleet's adapters have now; None before the first."""
+        found = self.state.prefixes(fleet.name)
+        return found.under(fleet.adapters) if found else None
 
     def plan(self, fleet: "Fleet", prefixes: "PrefixSet") -> "WarmPlan":
         """Compare what the prefixes need with what L2 holds now."""

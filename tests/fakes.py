@@ -18,7 +18,8 @@ from redis import RedisError
 
 from resources.workspace import Workspace
 from warmers.errors import EngineRefused
-from warmers.fleet import DaemonIdentity, EngineIdentity, EngineSpec, Fleet, KVShape, Model, ProofFloors, WarmLimits
+from warmers.fleet import EngineSpec, Fleet, KVShape, Model, ProofFloors, WarmLimits
+from warmers.identity import DaemonIdentity, EngineIdentity
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows, merge
 from warmers.prefixes import Prefix, Usage

@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from warmers.errors import PermanentError, TemplateError
-from warmers.fleet import EngineIdentity
+from warmers.identity import EngineIdentity
 from warmers.keys import TokenIds
-from warmers.salts import combined
+from warmers.salts import Adapter, combined
 from warmers.templates import Failed, Messages, RenderOptions, Template
 from warmers.variations import Variation, first_difference, varying_lines
 
@@ -124,6 +124,15 @@ class PrefixSet:
     def prefixes(self) -> tuple[Prefix, ...]:
         """Those that can hit: at least one full chunk."""
         return tuple(p for p in self.found if p.chunks)
+
+    def under(self, adapters: Iterable[Adapter]) -> "PrefixSet":
+        """With the salts that adapters have now, without prefixes of those that are gone.
+
+        What was kept, or stored, has the salt of an adapter's weights at that time.
+        """
+        salts = {adapter.name: adapter.salt for adapter in adapters}
+        kept = (p for p in self.found if p.adapter is None or p.adapter in salts)
+        return replace(self, found=tuple(replace(p, adapter_salt=salts.get(p.adapter or "", "")) for p in kept))
 
     @property
     def turns_at(self) -> float | None:

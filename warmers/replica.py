@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from warmers.fleet import DaemonIdentity, Fleet
+from warmers.fleet import Fleet
+from warmers.identity import DaemonIdentity
 from warmers.keys import TokenIds
 from warmers.prefixes import Engine
 from warmers.templates import Messages, RenderOptions

@@ -10,7 +10,8 @@ from typing import Literal
 
 from warmers.divergence import Captured, Divergence, first_divergence, likeness
 from warmers.errors import EngineMismatch
-from warmers.fleet import DaemonIdentity, EngineIdentity, Fleet, require_match
+from warmers.fleet import Fleet
+from warmers.identity import DaemonIdentity, EngineIdentity, require_match
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import Rows
 from warmers.prefixes import Prefix, common_start
@@ -198,11 +199,6 @@ def _other_salt(request: Captured, adapter: Adapter | None, prefix: Prefix) -> I
         yield Finding(
             f"it asks for {asks}, and the prefix was warmed for {was}: the two share no KV",
             "Write a template for it too, with `adapter` as its requests ask, or correct the request's model.",
-        )
-    elif adapter and adapter.salt != prefix.adapter_salt:
-        yield Finding(
-            f"the adapter {adapter.name!r} has other weights than those that the prefix was warmed with",
-            "Run warmfront warm.",
         )
     if request.salt != prefix.salt:
         says, was = (f"cache_salt {salt!r}" if salt else "no cache_salt" for salt in (request.salt, prefix.salt))

@@ -15,7 +15,8 @@ from resources.config import load_settings
 from resources.replicas import HttpReplica
 from resources.settings import Settings
 from resources.workspace import Workspace
-from warmers.fleet import Fleet, require_match
+from warmers.fleet import Fleet
+from warmers.identity import require_match
 from warmers.plan import WarmPlan
 from warmers.prefixes import PrefixSet
 from warmers.replica import Counters

@@ -14,7 +14,7 @@ from resources.engine import VllmEngine
 from resources.replica_commands import engine_argv
 from resources.workspace import Workspace
 from warmers.errors import EngineMismatch, EngineRefused
-from warmers.fleet import require_match
+from warmers.identity import require_match
 from warmers.ledger import Rows
 from warmers.observation import observe
 from warmers.proof import choose, judge

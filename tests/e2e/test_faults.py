@@ -12,7 +12,7 @@ from engine_environment import needs_engine
 
 from resources.processes import Started
 from warmers.errors import EngineUnavailable, NotWarm, StoreUnavailable
-from warmers.fleet import require_match
+from warmers.identity import require_match
 from warmers.prefixes import PrefixSet
 from warmers.warm import warm
 

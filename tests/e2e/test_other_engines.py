@@ -7,7 +7,7 @@ from engine_environment import needs_engine
 
 from resources.replica_commands import engine_argv
 from warmers.errors import EngineMismatch, NotWarm
-from warmers.fleet import require_match
+from warmers.identity import require_match
 from warmers.ledger import Rows
 from warmers.observation import observe
 from warmers.proof import choose, judge

@@ -7,7 +7,7 @@ import pytest
 from engine_environment import needs_engine
 from valkey_servers import needs_tls
 
-from warmers.fleet import require_match
+from warmers.identity import require_match
 from warmers.keys import KeyLayout
 from warmers.ledger import Rows
 from warmers.observation import observe

@@ -16,7 +16,7 @@ from engine_environment import needs_engine, sentences
 from resources.model_files import render_chat
 from resources.placeholders import CLOCKS
 from warmers.errors import EngineMismatch, EngineRefused, EngineUnavailable
-from warmers.fleet import require_match
+from warmers.identity import require_match
 from warmers.keys import KeyLayout, chunk_keys
 from warmers.ledger import unknown_chunks
 from warmers.observation import observe

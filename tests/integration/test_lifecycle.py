@@ -27,7 +27,9 @@ def opened(path, clock=None):
 
 @pytest.fixture
 def workspace(workspace_file):
-    return opened(workspace_file)
+    workspace = opened(workspace_file)
+    yield workspace
+    assert not workspace.stack.down(), "a fleet with L2 and model of its own started something embedded"
 
 
 def edit(workspace, **l2):

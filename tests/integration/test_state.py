@@ -10,7 +10,7 @@ from fakes import DictStore, make_fleet, make_prefix, words
 from resources.leases import StateLease
 from resources.local_objects import LocalObjects
 from resources.state import COMPACT_AT, KEEP, open_state
-from resources.workspace import SystemClock
+from resources.system_clock import SystemClock
 from warmers.changes import Entry, Listing, SourceFile
 from warmers.errors import ConfigError, LeaseHeld, LeaseLost, StateUnavailable
 from warmers.ledger import rows_of

@@ -31,10 +31,19 @@ def test_another_revision_is_another_salt_and_what_else_lies_there_none(write):
     assert len({one.salt, *(other.salt for other in others)}) == 4
 
 
-@pytest.mark.parametrize("config", ["{", "[]", "{}", '{"r": "8"}', '{"r": 0}'])
+@pytest.mark.parametrize("config", ["{", "[]", "{}", '{"r": "8"}', '{"r": 0}', '{"r": true}'])
 def test_a_config_without_a_rank_is_refused(write, config):
     with pytest.raises(ConfigError, match=r"LoRA adapter 'sql'.*adapter_config\.json"):
         read_adapter("sql", write(config))
+
+
+def test_what_cannot_be_read_is_said(write, monkeypatch):
+    def stale(*_):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("resources.adapter_files.digest_files", stale)
+    with pytest.raises(ConfigError, match=r"LoRA adapter 'sql'.*Stale file handle"):
+        read_adapter("sql", write())
 
 
 def test_pickled_weights_are_refused(write, tmp_path):

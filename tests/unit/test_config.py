@@ -65,10 +65,6 @@ def test_the_stack_is_found_whatever_else_is_wrong(write, tmp_path):
             r"fleets\.chat\.l2\.directory: there is no directory",
         ),
         (
-            [{**FLEET, "model": {**FLEET["model"], "adapters": [{"name": "a", "directory": "gone"}]}}],
-            r"fleets\.chat\.model\.adapters\.a: there is no directory",
-        ),
-        (
             [{**FLEET, "model": {**FLEET["model"], "adapters": [{"name": "m", "directory": "prompts"}]}}],
             "two of them have one name, or the model's",
         ),

@@ -4,7 +4,8 @@ import pytest
 from fakes import DictStore, FakeEngine, make_fleet
 
 from warmers.errors import EngineMismatch
-from warmers.fleet import EngineSpec, KVShape, require_match
+from warmers.fleet import EngineSpec, KVShape
+from warmers.identity import require_match
 
 FLEET = make_fleet()
 

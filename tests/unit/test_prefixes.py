@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from fakes import CHUNK, DictStore, FakeEngine, make_fleet
+from fakes import CHUNK, DictStore, FakeEngine, make_fleet, make_prefix, words
 
 from warmers.errors import TemplateError
 from warmers.prefixes import Prefix, PrefixSet, common_start, find_prefix, find_prefixes, mismatches
@@ -131,3 +131,10 @@ def test_a_prefix_of_another_tokenizer_is_found(engine):
     stale = Prefix("a", None, "d", prefix.rendered + 1, prefix.shared, CHUNK)
     assert mismatches([prefix], {"a": one}, engine) == ()
     assert mismatches([stale], {"a": one}, engine) == ("a",)
+
+
+def test_a_stored_prefix_is_asked_for_under_the_salt_that_its_adapter_has_now():
+    (then,), (now,) = make_fleet(adapters={"sql": "1"}).adapters, make_fleet(adapters={"sql": "2"}).adapters
+    found = PrefixSet((make_prefix(words("ab"), "base"), make_prefix(words("ab"), "sql", adapter=then)))
+    assert [p.key_salt for p in found.under([now]).found] == ["", now.salt]
+    assert [p.label for p in found.under([]).found] == ["base"], "nobody can ask for what is not served"

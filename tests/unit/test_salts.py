@@ -1,7 +1,6 @@
 """The engine's middleware, loaded by its path and driven as an ASGI server drives it."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from warmfront_engine import salts
 
 from warmers import salts as domain
 
@@ -19,15 +19,6 @@ TABLE = {"base": ["llama"], "salts": {"sql": "sql-1", "chat": "chat-1"}}
 CHAT = "/v1/chat/completions"
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("warmfront_engine_salts", SOURCE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-salts = load()
 table = salts.Table.parse(json.dumps(TABLE).encode())
 
 
@@ -335,10 +326,26 @@ def test_the_table_changes_under_a_running_engine(put, engine, caplog):
 
 def test_another_file_of_the_same_size_and_time_is_read(put, engine):
     app = salts.CacheSalts(engine)
-    for salt in ("new-1", "new-2"):
-        put({"base": [], "salts": {"new": salt}})
+    for name in ("one", "two"):
+        put({"base": [], "salts": {name: "salt"}})
         os.utime(os.environ["WARMFRONT_SALTS"], (1e9, 1e9))
-        assert ask(app, engine, model="new") == salt
+        assert ask(app, engine, model=name) == "salt"
+
+
+def test_a_name_keeps_its_salt_as_long_as_the_process_and_its_weights_live(put, engine, caplog):
+    app = salts.CacheSalts(engine)
+    put(TABLE)
+    first = send(app, b'{"model": "sql"}').table
+    without = {**TABLE, "salts": {"chat": "chat-1"}}
+    put({**TABLE, "salts": {**TABLE["salts"], "sql": "sql-2"}})
+    assert (send(app, b'{"model": "sql"}').table, json.loads(engine.body)["cache_salt"]) == (first, "sql-1")
+    assert "another salt for sql, whose weights are loaded: start a new process" in caplog.text
+    put(without)  # and not by way of a table that has forgotten it
+    assert send(app, b'{"model": "sql"}').status == 400
+    put({**TABLE, "salts": {**without["salts"], "sql": "sql-2"}})
+    assert send(app, b'{"model": "sql"}').status == 400
+    put(TABLE)
+    assert ask(app, engine, model="sql") == "sql-1"
 
 
 def test_a_table_that_was_never_whole_refuses_every_named_model(put, engine):

@@ -8,8 +8,10 @@ model's KV, and the reverse: silently, with other tokens. Start the engine with
     {"base": ["llama"], "salts": {"sql-adapter": "sql-3f9c", "chat-adapter": "chat-77aa"}}
 
 `base` are the names of --served-model-name, which need no salt. The file is read again whenever it changes; replace it
-by rename, and put an adapter's name in before it is loaded. A salt belongs to an adapter's *weights*: new weights, new
-salt. What the engine serves beyond the table is refused, since it would be answered wrongly.
+by rename, and put an adapter's name in before it is loaded. A salt belongs to an adapter's *weights*, which the engine
+keeps as it loaded them: new weights are a new salt and a new process, or a new name. So a table that gives another salt
+to a name that this process has known is not taken. What the engine serves beyond the table is refused, since it would
+be answered wrongly.
 
 Paths were read from vLLM 0.32. Those that use KV and accept no salt refuse adapters (/v2/embed, /cohere/v2/chat,
 /v1/audio/*, whatever a plugin adds). /invocations drops the body's `model` and takes the adapter from a header.
@@ -24,7 +26,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -152,6 +154,8 @@ class TableFile:
     """None: there never was a file."""
     state: Any = None
     """What the file looked like when it was last read, well or badly: each state is read, and logged, once."""
+    known: dict[str, str] = field(default_factory=dict)
+    """Every salt that was in force since the process began, by name."""
 
     def current(self) -> Table | None:
         """The table in force; costs a stat."""
@@ -168,6 +172,8 @@ class TableFile:
     def _read(self) -> Table | None:
         try:
             table = Table.parse(self.path.read_bytes())
+            if other := [name for name in self.known if table.salts.get(name, self.known[name]) != self.known[name]]:
+                raise ValueError(f"another salt for {', '.join(other)}, whose weights are loaded: start a new process")
         except FileNotFoundError:
             kept = self.table
             log.warning("cache salts: there is no %s; %s", self.path, _in_force(kept))
@@ -175,6 +181,7 @@ class TableFile:
             kept = self.table or UNREADABLE
             log.warning("cache salts: cannot read %s: %s; %s", self.path, error, _in_force(kept))
         else:
+            self.known |= table.salts
             log.info("cache salts: table %s of %d adapters is in force", table.digest, len(table.salts))
             return table
         return kept

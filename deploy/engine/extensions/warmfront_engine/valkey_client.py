@@ -3,7 +3,6 @@
 Knows nothing of LMCache. What is a hit and what a miss belongs in `valkey_l2.py`.
 """
 
-import builtins
 import logging
 import os
 import threading
@@ -28,6 +27,8 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from warmfront_engine.valkey_read import pool_of, receive
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -40,9 +41,6 @@ PAUSE_S = 2.0
 READ_BYTES = 1 << 20
 """From a socket at once: values are megabytes, and each read passes Python's lock on."""
 SAY_AGAIN_S = 60.0
-HEAD_BYTES = 64
-NONE = (b"$-1", b"_")
-"""As RESP2 and RESP3 say that there is no such key."""
 CERTIFICATE = ("certificate verify failed", "hostname mismatch", "wrong version number")
 """What an error says when the server is not who it should be, or speaks no TLS."""
 AWAY = (ConnectionError, TimeoutError, RedisClusterException)
@@ -202,8 +200,11 @@ class ValkeyClient:
 
         def ask(client: Any) -> bool:
             try:
-                return _receive(_pool(client, key), key, place)
-            except (ConnectionError, ResponseError):  # cut, moved to another node, of another size: redis-py knows
+                return receive(pool_of(client, key), key, place)
+            except (ConnectionError, ResponseError, TimeoutError) as error:
+                # Cut, or the slot is elsewhere, perhaps since its node is gone: redis-py knows what to do.
+                if isinstance(error, TimeoutError) and not self.where.cluster:
+                    raise
                 value = client.get(key)
             if value is None or len(value) != len(place):
                 return False
@@ -287,63 +288,6 @@ class ValkeyClient:
         if now - self._said.get(kind, float("-inf")) > SAY_AGAIN_S:
             self._said[kind] = now
             log.warning("Valkey at %s:%d: %s: %s", self.where.host, self.where.port, kind, error)
-
-
-def _pool(client: Any, key: str) -> Any:
-    """The connections to the node that has a key."""
-    if isinstance(client, RedisCluster):
-        return client.get_redis_connection(client.get_node_from_key(key)).connection_pool
-    return client.connection_pool
-
-
-def _receive(pool: Any, key: str, place: memoryview) -> bool:
-    """GET straight from the socket into `place`: redis-py would copy megabytes twice on their way.
-
-    False where there is none. Raises ResponseError for whatever else is no value of that size.
-    """
-    connection = pool.get_connection()
-    whole = False
-    try:
-        connection.send_command("GET", key)
-        found = _bulk(connection._sock.recv_into, place)
-        whole = True
-    except OSError as error:
-        late = isinstance(error, builtins.TimeoutError)
-        raise TimeoutError("no answer in time") if late else ConnectionError(str(error)) from error
-    finally:
-        if not whole:
-            connection.disconnect()
-        pool.release(connection)
-    return found
-
-
-def _bulk(recv_into: Callable[[memoryview], int], place: memoryview) -> bool:
-    """Read one bulk string: `$<size>`, CR LF, that many bytes, CR LF; or the one that stands for none."""
-
-    def read(into: memoryview) -> int:
-        count = recv_into(into)
-        if not count:
-            raise ConnectionError("the server closed the connection")
-        return count
-
-    buffer = bytearray(HEAD_BYTES)
-    filled = 0
-    while (end := buffer.find(b"\r\n", 0, filled)) < 0 and filled < HEAD_BYTES:
-        filled += read(memoryview(buffer)[filled:])
-    head = bytes(buffer[: max(end, 0)])
-    if head in NONE:
-        return False
-    if head != b"$%d" % len(place):
-        raise ResponseError("it is no value of the size that was asked for")
-    rest = buffer[end + 2 : filled]
-    got = min(len(rest), len(place))
-    place[:got] = rest[:got]
-    while got < len(place):
-        got += read(place[got:])
-    after = max(0, len(rest) - len(place))
-    while after < 2:
-        after += read(memoryview(buffer)[: 2 - after])
-    return True
 
 
 def _to_mend(error: BaseException | None) -> bool:
