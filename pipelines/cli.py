@@ -260,6 +260,31 @@ def salts(fleet: FleetName = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def windows(
+    fleet: FleetName = None,
+    offerings: Annotated[
+        bool, typer.Option("--offerings", help="Also what could be bought, with the command.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a fleet's reserved capacity, and when a roll-out may begin. Buys nothing. Exit code 2: never, as it is."""
+    from pipelines.printing import print_capacity
+
+    workspace = _workspace()
+    name = workspace.fleet_settings(fleet).name
+    capacity = workspace.capacity(name, offerings=offerings)
+    if capacity is None:
+        do = "Give it capacity.region and capacity.instance_types."
+        raise ConfigError(f"looking at the capacity of fleet {name!r}", seen="it names none", do=do)
+    if as_json:
+        _print(capacity.document())
+    else:
+        print_capacity(capacity.document())
+    if capacity.admission is None:
+        raise typer.Exit(2)
+
+
+@app.command()
 def up(fleet: FleetName = None, as_json: Json = False) -> None:
     """Start the embedded stack: Valkey, an S3 server, an LMCache daemon and one vLLM engine."""
     workspace = _workspace()

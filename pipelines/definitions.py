@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from assets import cache, lifecycle, prompts, serving, weights
+from assets import cache, capacity, lifecycle, prompts, serving, weights
 from pipelines import jobs, schedules, sensors
 from resources.workspace import Workspace
 
@@ -19,6 +19,7 @@ def build_defs(workspace: Workspace) -> dg.Definitions:
             cache.warm_chunks,
             cache.hit_rate,
             serving.hot_set,
+            capacity.capacity_windows,
             lifecycle.l2_inventory,
             lifecycle.l2_retention,
         ],

@@ -53,6 +53,31 @@ def print_proof(proof: dict[str, Any]) -> None:
     )
 
 
+def print_capacity(document: dict[str, Any]) -> None:
+    """Windows, offerings, and when a roll-out may begin. `document`: of resources.capacity.Capacity."""
+    rows = [
+        [
+            *(w["reservation"], w["instance_type"], w["zone"], f"{w['available']} / {w['instances']}", w["state"]),
+            *(w["opens_at"], w["admits_until"] or "-", w["drains_at"] or "-", w["note"]),
+        ]
+        for w in document["windows"]
+    ]
+    head = ["reservation", "type", "zone", "free", "state", "opens", "admits until", "drains", "note"]
+    print_table(head, rows)
+    for offer in document["offerings"]:
+        each = offer["fee_per_usable_accelerator_hour"] or "no usable hour"
+        print(
+            f"{offer['instances']} x {offer['instance_type']} in {offer['zone']}, {offer['starts_at']} to "
+            f"{offer['ends_at']}: {offer['fee']} {offer['currency']}, {each} for a usable accelerator-hour"
+        )
+        print(f"  {offer['buy']}")
+    at = document["roll_out_at"]
+    if at is None:
+        print(f"No window that is in sight leaves a roll-out its {document['lead_s'] / 60:.0f} minutes.")
+    else:
+        print(f"A roll-out may begin {'now' if at <= document['at'] else f'at {at}'}.")
+
+
 def print_retention(document: dict[str, Any], *, applied: bool) -> None:
     """What happens to chunks, namespaces and stages of weights. `document`: of pipelines.retaining.Retention."""
 

@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from resources.adapter_files import read_adapter
+from resources.capacity_settings import DAYS, CapacitySettings
 from resources.settings import (
     DNS_LABEL,
     FileSystemSettings,
@@ -21,6 +22,7 @@ from resources.settings import (
 )
 from warmers.errors import ConfigError
 from warmers.fleet import EngineSpec, Fleet, Model, ProofFloors, WarmLimits
+from warmers.windows import Lead, OffPeak
 
 DEFAULT_PATH = Path("deploy/local/warmfront.yaml")
 
@@ -163,6 +165,24 @@ def _ttl_s(l2: L2Settings) -> int | None:
     if l2.type == "s3":
         return l2.ttl_days * 86_400 if l2.ttl_days else None
     return l2.ttl_s
+
+
+def lead_of(capacity: CapacitySettings) -> Lead:
+    """What a roll-out takes."""
+    return Lead(capacity.provision_s, capacity.load_s, capacity.warm_s, capacity.margin_s)
+
+
+def off_peak_of(capacity: CapacitySettings) -> list[OffPeak]:
+    """Hours in which one may begin."""
+
+    def clock(text: str) -> tuple[int, int]:
+        hour, minute = text.split(":")
+        return int(hour), int(minute)
+
+    return [
+        OffPeak(frozenset(map(DAYS.index, each.days)), clock(each.since), clock(each.until), each.timezone)
+        for each in capacity.off_peak
+    ]
 
 
 def build_fleet(settings: FleetSettings, model: Model, tokens_per_s: float | None) -> Fleet:

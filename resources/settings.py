@@ -4,11 +4,8 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -20,23 +17,21 @@ from pydantic import (
     model_validator,
 )
 
+from resources.capacity_settings import CapacitySettings
+from resources.section import Section, known_timezone
 from warmers.errors import ConfigError
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class AdapterSettings(_Section):
+class AdapterSettings(Section):
     """One entry of `model.adapters`: a LoRA adapter that the fleet serves beside the model."""
 
     name: str = Field(min_length=1, description='what clients put into "model"')
     directory: Path = Field(description="PEFT's files; every replica has them under this path")
 
 
-class ModelSettings(_Section):
+class ModelSettings(Section):
     """`model`: what the fleet serves, from a directory as it is or from a stage of its source."""
 
     name: str = Field(min_length=1, description='--served-model-name: what clients put into "model"')
@@ -74,7 +69,7 @@ class ModelSettings(_Section):
         return self
 
 
-class EngineSettings(_Section):
+class EngineSettings(Section):
     """`engine`: how the replicas run; every field is part of the namespace."""
 
     vllm: str = Field(description="vLLM's version, as /version says it")
@@ -93,7 +88,7 @@ class EngineSettings(_Section):
         return self
 
 
-class IamSettings(_Section):
+class IamSettings(Section):
     """`l2.iam`: an ElastiCache user that authenticates with IAM; `l2.username` is its user id."""
 
     cache_name: str = Field(min_length=1, description="of the serverless cache, or the replication group's id")
@@ -101,7 +96,7 @@ class IamSettings(_Section):
     serverless: bool = True
 
 
-class _L2Section(_Section):
+class _L2Section(Section):
     budget_bytes: PositiveInt | None = Field(default=None, description="for warmed chunks; the lightest prefixes go")
     grace_s: NonNegativeFloat = Field(default=3 * 86400.0, description="for which what no plan needs stays")
 
@@ -182,24 +177,17 @@ L2Settings = Annotated[
 ]
 
 
-class PromptSettings(_Section):
+class PromptSettings(Section):
     """`prompts`: where the fleet's templates are."""
 
     directory: str = Field(min_length=1, description="a directory, or s3://bucket/prefix")
     include: tuple[str, ...] = Field(default=("*",), description="file name patterns")
     timezone: str = Field(default="UTC", description="IANA name: whose day it is where a template has the date in it")
 
-    @field_validator("timezone")
-    @classmethod
-    def _known(cls, timezone: str) -> str:
-        try:
-            ZoneInfo(timezone)
-        except (ZoneInfoNotFoundError, ValueError):
-            raise ValueError(f"{timezone!r} is no time zone of the IANA database") from None
-        return timezone
+    _known_timezone = field_validator("timezone")(known_timezone)
 
 
-class WarmSettings(_Section):
+class WarmSettings(Section):
     """`warm`: bounds on one run; see warmers.fleet.WarmLimits."""
 
     concurrency: PositiveInt = 2
@@ -209,7 +197,7 @@ class WarmSettings(_Section):
     max_tokens_per_run: PositiveInt | None = None
 
 
-class ProofSettings(_Section):
+class ProofSettings(Section):
     """`proof`: floors and samples; see warmers.fleet.ProofFloors."""
 
     hit_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -220,7 +208,7 @@ class ProofSettings(_Section):
     output_tokens: PositiveInt = 8
 
 
-class LocalSettings(_Section):
+class LocalSettings(Section):
     """`local`: the embedded stack, for fleets whose replicas are processes on this machine."""
 
     directory: Path | None = Field(default=None, description="its files; None: the state, where that is a directory")
@@ -231,7 +219,7 @@ class LocalSettings(_Section):
     start_timeout_s: PositiveFloat = 300.0
 
 
-class FleetSettings(_Section):
+class FleetSettings(Section):
     """One entry of `fleets`."""
 
     name: str = Field(pattern=DNS_LABEL)
@@ -241,6 +229,7 @@ class FleetSettings(_Section):
     l2: L2Settings = ValkeySettings()
     warm: WarmSettings = WarmSettings()
     proof: ProofSettings = ProofSettings()
+    capacity: CapacitySettings | None = None
 
     @model_validator(mode="after")
     def _namespace_has_a_place(self) -> Self:
@@ -252,7 +241,7 @@ class FleetSettings(_Section):
         return self
 
 
-class Settings(_Section):
+class Settings(Section):
     """The whole file. Relative paths are relative to the file."""
 
     state: str = Field(description="fsspec URI or directory: plans, ledger, leases, proofs")

@@ -21,6 +21,7 @@ from resources.system_clock import SystemClock
 from warmers.errors import ConfigError
 
 if TYPE_CHECKING:
+    from resources.capacity import Capacity
     from resources.holdings import Holdings
     from resources.local_stack import LocalStack
     from resources.prompts import Prompts, PromptSource
@@ -283,6 +284,13 @@ class Workspace:
             return look(store, tree.names, fleet.engine.tensor_parallel, fleet.chunk_bytes)
 
         return plan_warm(prefixes.prefixes, fleet, look_up)
+
+    def capacity(self, name: str, *, offerings: bool = False) -> "Capacity | None":
+        """What the fleet has reserved in EC2, and what could be bought; None where it names no capacity."""
+        from resources.capacity import look
+
+        settings = self.fleet_settings(name).capacity
+        return None if settings is None else look(settings, self.clock.now(), offerings=offerings)
 
     def holdings(self, fleet: "Fleet") -> "Holdings":
         """What the fleet has in L2, and what becomes of it."""

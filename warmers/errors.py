@@ -18,6 +18,7 @@ WarmfrontError
     ├── SourceUnavailable     a source of templates or weights does not answer
     │   └── SourceChanged     it changed while it was read
     ├── BucketUnavailable     a bucket of weights does not answer
+    ├── CapacityUnavailable   EC2 does not say what capacity there is
     ├── LeaseHeld             another writer warms this namespace
     ├── LeaseLost             ours expired, or was taken over
     ├── NotWarm               chunks did not appear in L2 before the deadline
@@ -99,6 +100,10 @@ class SourceChanged(SourceUnavailable):
 
 class BucketUnavailable(TransientError):
     """A bucket of weights does not answer."""
+
+
+class CapacityUnavailable(TransientError):
+    """EC2 does not answer, or asks to wait."""
 
 
 class LeaseHeld(TransientError):

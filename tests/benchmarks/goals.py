@@ -82,6 +82,9 @@ GOALS: Mapping[str, Goal] = {
     "l2_read_ms_1900_tokens": Goal("time that reading 1,900 tokens from L2 adds to TTFT, plain Valkey, ms"),
     "l2_read_ms_1900_tokens_fs": Goal("the same from files on this machine, ms"),
     "l2_read_ms_1900_tokens_plugin": Goal("the same over TLS through warmfront's adapter, ms"),
+    # chapters/gating.py
+    "gate_ttft_over_l0": Goal("TTFT of a user's first request after the gate opened, over an L0 hit", "<=", 1.3),
+    "gate_seconds_to_warm": Goal("from the gate's start until the sample's hot set was loaded and replayed, s"),
     # chapters/stock.py
     "inventory_1m_s": Goal("inventory of 1,000,000 chunks on a local Valkey: seconds, process start to end", "<=", 60),
     "inventory_1m_rss_mb": Goal("the same: peak resident memory, MB", "<=", 1000),
