@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import httpx
+import numpy as np
 from benchmarks.engine import WarmEngine, warm_engine
 from benchmarks.registry import benchmark
 
@@ -18,13 +19,16 @@ from resources.processes import free_port
 from warmers.hot_set import HotSet
 
 ROUNDS = 5
+QUESTION_TOKENS = 32
 OPEN_S = 120.0
 
 
 @benchmark("gate_ttft_over_l0", "gate_seconds_to_warm", on=warm_engine)
 def first_request(engine: WarmEngine) -> dict[str, float]:
-    """TTFT of the first request of each prefix after the gate opened, over that of the same request again.
+    """TTFT of each prefix's first request after the gate opened, over that of another with a question of its own.
 
+    The second finds the prefix in L0, and both compute their question of 32 tokens: what the template's tail behind the
+    last whole chunk would add is computed by every request, gate or not.
     Medians over all prefixes and rounds; each round begins with L0 and L1 dropped, as a new replica has them, and with
     a gate of its own. The hot set is all of the sample, which L0 has room for.
     """
@@ -35,9 +39,10 @@ def first_request(engine: WarmEngine) -> dict[str, float]:
         with _opened(engine, hot) as warm_s:
             seconds.append(warm_s)
         for prefix in engine.prefixes.prefixes:
-            for into in (first, again):
-                answer = engine.replica.generate(prefix.rendered, max_tokens=1, salt=prefix.salt or None)
-                into.append(answer.ttft_s)
+            for number, into in enumerate((first, again)):
+                question = np.arange(QUESTION_TOKENS, dtype=np.uint32) + 1_000 + QUESTION_TOKENS * number
+                ids = np.concatenate([prefix.ids[: prefix.full_tokens], question])
+                into.append(engine.replica.generate(ids, max_tokens=1, salt=prefix.salt or None).ttft_s)
     return {"gate_ttft_over_l0": median(first) / median(again), "gate_seconds_to_warm": median(seconds)}
 
 
