@@ -29,7 +29,7 @@ def capacity_windows(
     return dg.MaterializeResult(
         metadata={
             "roll_out_at": document["roll_out_at"] or "not in what is in sight",
-            "usable": sum(window.certain for window in seen.windows),
+            "usable": sum(window.usable for window in seen.windows),
             "lead_minutes": round(seen.lead.total_s / 60, 1),
             "windows": table(document["windows"]),
         }

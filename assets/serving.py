@@ -28,11 +28,11 @@ def hot_set(context: dg.AssetExecutionContext, workspace: dg.ResourceParam[Works
     with failures():
         here = telling(workspace, context)
         fleet = here.fleet(context.partition_key)
-        found = here.prefixes(fleet) or PrefixSet()
-        ledger = here.state.journal(fleet.namespace).rows()
-        hot = HotSet.of(fleet, servable(found.prefixes, fleet, ledger))
         path = hot_set_path(fleet.namespace)
         with here.lease(fleet.namespace) as fence:
+            found = here.prefixes(fleet) or PrefixSet()
+            ledger = here.state.journal(fleet.namespace).rows()
+            hot = HotSet.of(fleet, servable(found.prefixes, fleet, ledger))
             fence.check()
             here.state.objects.write(path, encode(hot))
     return dg.MaterializeResult(

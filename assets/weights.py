@@ -142,12 +142,14 @@ def weights_retention(
 
     with failures():
         here, name = telling(workspace, context), context.partition_key
-        model, decided, removed = here.fleet_settings(name).model.name, tuple["Decision"](), tuple["Decision"]()
+        model = here.fleet_settings(name).model.name
+        decided: tuple[Decision, ...] = ()
+        removed: tuple[Decision, ...] = ()
         if here.keeps_stages(name):
             stages = here.open_stages()
             with here.stage_lease(model) as fence:
                 decided = here.decide_weights(name)
-                removed = tuple(carry_out(decided, model, stages, fence, here.on_event)) if config.apply else ()
+                removed = carry_out(decided, model, stages, fence, here.on_event) if config.apply else ()
     return dg.MaterializeResult(
         metadata={
             "removed": len(removed),

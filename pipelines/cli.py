@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from pipelines.printing import print_explanation, print_plan, print_proof, print_retention, print_table
+from pipelines.printing import print_capacity, print_explanation, print_plan, print_proof, print_retention, print_table
 from warmers.errors import ConfigError, RequestError, WarmfrontError
 
 if TYPE_CHECKING:
@@ -268,8 +268,6 @@ def windows(
     as_json: Json = False,
 ) -> None:
     """Show a fleet's reserved capacity, and when a roll-out may begin. Buys nothing. Exit code 2: never, as it is."""
-    from pipelines.printing import print_capacity
-
     workspace = _workspace()
     name = workspace.fleet_settings(fleet).name
     capacity = workspace.capacity(name, offerings=offerings)

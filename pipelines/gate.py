@@ -68,7 +68,7 @@ def serve(host: str, port: int, status: Callable[[], GateStatus]) -> ThreadingHT
         def do_GET(self) -> None:
             now = status()
             if self.path == "/ready":
-                self._answer(200 if now.open else 503, "application/json", json.dumps(asdict(now)))
+                self._answer(200 if now.open else 503, "application/json", _document(now))
             elif self.path == "/metrics":
                 self._answer(200, "text/plain; version=0.0.4", metrics(now))
             elif self.path == "/healthz":
@@ -126,12 +126,19 @@ def main() -> None:
     gate = Gate(engine, LmcacheDaemon(given.daemon), HotSetFile(given.hot_set), SystemClock(), limits, _tell)
     server = serve(given.host, given.port, lambda: gate.status)
     while not stop.wait(POLL_S):
-        gate.step()
+        try:
+            gate.step()
+        except Exception as error:  # whatever it is, it does not take an open replica out of traffic
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
     server.shutdown()
 
 
+def _document(status: GateStatus) -> str:
+    return json.dumps(asdict(status) | {"cold": status.cold})
+
+
 def _tell(status: GateStatus) -> None:
-    sys.stderr.write(json.dumps(asdict(status)) + "\n")
+    sys.stderr.write(_document(status) + "\n")
 
 
 if __name__ == "__main__":

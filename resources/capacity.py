@@ -47,7 +47,7 @@ class Capacity:
             "drains_at": shown(window.closes_at),
             "ends_at": shown(one.end),
             "admits_until": shown(last),
-            "usable": window.certain,
+            "usable": window.usable,
             "note": window.why_not or (f"an extension is {one.extension}" if one.extension else ""),
         }
 
@@ -72,7 +72,7 @@ def look(settings: CapacitySettings, now: float, *, offerings: bool = False) -> 
     """Ask EC2. Raises CapacityUnavailable, ConfigError."""
     ec2, lead = Ec2Capacity(settings.region), lead_of(settings)
     reservations = ec2.reservations(settings.instance_types)
-    windows = sorted((window_of(one, now) for one in reservations), key=lambda w: (not w.certain, w.opens_at))
+    windows = sorted((window_of(one, now) for one in reservations), key=lambda w: (not w.usable, w.opens_at))
     offered: list[Offering] = []
     if offerings:
         for instance_type in settings.instance_types:

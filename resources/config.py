@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import yaml
 from pydantic import ValidationError
@@ -180,7 +181,7 @@ def off_peak_of(capacity: CapacitySettings) -> list[OffPeak]:
         return int(hour), int(minute)
 
     return [
-        OffPeak(frozenset(map(DAYS.index, each.days)), clock(each.since), clock(each.until), each.timezone)
+        OffPeak(frozenset(map(DAYS.index, each.days)), clock(each.since), clock(each.until), ZoneInfo(each.timezone))
         for each in capacity.off_peak
     ]
 

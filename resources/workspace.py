@@ -201,12 +201,14 @@ class Workspace:
     def templates(self, fleet: "Fleet") -> "Prompts":
         """The fleet's templates, and those with a clock as they read at present. Raises SourceUnavailable."""
         from resources.clocks import present
-        from warmers.templates import with_adapters
+        from warmers.templates import without_adapter
 
         before, rendered = self.state.listing(fleet.name), self.state.listing(fleet.name, "rendered")
         prompts = self.prompts(fleet.name).read(before, rendered)
-        templates, failed = with_adapters(prompts.templates, fleet.adapters)
+        failed = without_adapter(prompts.templates, fleet.adapters)
         now = datetime.fromtimestamp(self.clock.now(), ZoneInfo(self.fleet_settings(fleet.name).prompts.timezone))
+        unserved = {one.template for one in failed}
+        templates = [template for template in prompts.templates if template.label not in unserved]
         whole = (*templates, *present(templates, fleet.model, now))
         return replace(prompts, templates=whole, failed=(*prompts.failed, *failed))
 
@@ -257,7 +259,7 @@ class Workspace:
         from warmers.prefixes import PrefixSet, find_prefixes
 
         shaping = f"{fleet.model.tokenizer_digest} {fleet.engine.vllm} {fleet.engine.chunk_tokens}"
-        return find_prefixes(
+        found = find_prefixes(
             prompts.templates,
             engine,
             chunk_tokens=fleet.engine.chunk_tokens,
@@ -267,6 +269,7 @@ class Workspace:
             clock_texts=partial(clock_texts, fleet.model),
             failed=prompts.failed,
         )
+        return found.under(fleet.adapters)
 
     def prefixes(self, fleet: "Fleet") -> "PrefixSet | None":
         """The latest set that was found, under the salts that the fleet's adapters have now; None before the first."""

@@ -60,8 +60,6 @@ class GateStatus:
 
     state: State = "waiting"
     open: bool = False
-    cold: bool = False
-    """It is open and has not been warm yet."""
     reason: str = "starting"
     """Why it is not warm; empty when it is."""
     version: str = ""
@@ -74,6 +72,11 @@ class GateStatus:
     """Prefixes that L1 has no room for."""
     seconds_to_warm: float | None = None
     cold_opens: int = 0
+
+    @property
+    def cold(self) -> bool:
+        """Whether it is open and has not been warm yet."""
+        return self.open and self.seconds_to_warm is None
 
 
 class _NotWarm(Exception):
@@ -142,7 +145,7 @@ class Gate:
         self._try_at, self._pause = self.clock.now() + REFRESH_S, POLL_S
         first, now = self.status.seconds_to_warm, self.clock.now() - self._began
         seconds = now if first is None else first
-        self._show(replace(self.status, state="warm", open=True, cold=False, reason="", seconds_to_warm=seconds))
+        self._show(replace(self.status, state="warm", open=True, reason="", seconds_to_warm=seconds))
 
     def _load(self, hot: HotSet) -> None:
         if self.status.state != "warm":
@@ -187,7 +190,7 @@ class Gate:
         deadline = self.limits.opens_cold_after_s
         late = deadline is not None and self.clock.now() - self._began >= deadline
         if late and not self.status.open and self.engine.healthy():
-            self._show(replace(self.status, open=True, cold=True, cold_opens=self.status.cold_opens + 1))
+            self._show(replace(self.status, open=True, cold_opens=self.status.cold_opens + 1))
 
     def _show(self, status: GateStatus) -> None:
         if status != self.status:

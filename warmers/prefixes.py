@@ -65,7 +65,9 @@ class Prefix:
     salt: str = ""
     """The cache_salt that its requests carry."""
     adapter: str | None = None
+    """The LoRA adapter that they ask for; None: the base model."""
     adapter_salt: str = ""
+    """That adapter's, which the engine's middleware puts before theirs; see `PrefixSet.under`."""
     weight: float = 1.0
     variations: tuple[Variation, ...] = ()
     source: str = ""
@@ -126,10 +128,7 @@ class PrefixSet:
         return tuple(p for p in self.found if p.chunks)
 
     def under(self, adapters: Iterable[Adapter]) -> "PrefixSet":
-        """With the salts that adapters have now, without prefixes of those that are gone.
-
-        What was kept, or stored, has the salt of an adapter's weights at that time.
-        """
+        """With the salts that adapters have now, without prefixes of those that are gone. Nothing else sets them."""
         salts = {adapter.name: adapter.salt for adapter in adapters}
         kept = (p for p in self.found if p.adapter is None or p.adapter in salts)
         return replace(self, found=tuple(replace(p, adapter_salt=salts.get(p.adapter or "", "")) for p in kept))
@@ -194,7 +193,6 @@ def find_prefix(
         chunk_tokens=chunk_tokens,
         salt=template.salt,
         adapter=template.adapter,
-        adapter_salt=template.adapter_salt,
         weight=template.weight,
         variations=tuple(variations),
         source=template.source,
@@ -210,7 +208,6 @@ def relabel(prefix: Prefix, template: Template) -> Prefix:
         context=template.context,
         salt=template.salt,
         adapter=template.adapter,
-        adapter_salt=template.adapter_salt,
         weight=template.weight,
         source=template.source,
         turns_at=template.turns_at,

@@ -4,7 +4,7 @@ Reading template files and filling their placeholders does not belong here (`res
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from warmers.salts import Adapter
@@ -35,8 +35,6 @@ class Template:
     """The cache_salt that its requests carry."""
     adapter: str | None = None
     """The LoRA adapter that they ask for; None: the base model."""
-    adapter_salt: str = ""
-    """That adapter's, which the engine's middleware puts before theirs."""
     weight: float = 1.0
     source: str = ""
     """The file it comes from."""
@@ -60,22 +58,18 @@ class Failed:
     """Its file."""
 
 
-def with_adapters(
-    templates: Iterable[Template], adapters: Iterable[Adapter]
-) -> tuple[tuple[Template, ...], tuple[Failed, ...]]:
-    """Templates with the salts of the adapters that they name; those that name one which the fleet has not, failed.
+def without_adapter(templates: Iterable[Template], adapters: Iterable[Adapter]) -> tuple[Failed, ...]:
+    """Those that name an adapter which the fleet has not, failed.
 
     Without its adapter a prefix cannot be asked for, so none of an earlier version stays in force either.
     """
-    salts = {adapter.name: adapter.salt for adapter in adapters}
-    found, failed = [], []
-    for template in templates:
-        if template.adapter is None:
-            found.append(template)
-        elif template.adapter in salts:
-            found.append(replace(template, adapter_salt=salts[template.adapter]))
-        else:
-            known = ", ".join(sorted(salts)) or "none"
-            reason = f"it names the adapter {template.adapter!r}, and the fleet's model.adapters has {known}"
-            failed.append(Failed(template.label, f"{reason}. Correct one of them."))
-    return tuple(found), tuple(failed)
+    names = sorted(adapter.name for adapter in adapters)
+    return tuple(
+        Failed(
+            template.label,
+            f"it names the adapter {template.adapter!r}, and the fleet's model.adapters has "
+            f"{', '.join(names) or 'none'}. Correct one of them.",
+        )
+        for template in templates
+        if template.adapter is not None and template.adapter not in names
+    )

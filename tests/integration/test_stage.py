@@ -9,13 +9,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from shutil import which
 
 import httpx
 import pytest
 from fakes import FreeFence
 from hub_server import Hub, serve
 from s3_proxy import OTHER_REGION, between
+from small_disks import mounted
 from weight_files import write_model
 
 from resources.processes import Processes, free_port
@@ -464,13 +464,8 @@ def test_a_bucket_in_another_region_is_found_there(stages, model, s3_endpoint, m
 @pytest.fixture
 def small_disk(tmp_path):
     """A directory on a file system of 40 MB."""
-    directory = tmp_path / "small"
-    directory.mkdir()
-    argv = [which("mount"), "-t", "tmpfs", "-o", "size=40m", "tmpfs", directory]
-    if subprocess.run(argv, capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs CAP_SYS_ADMIN")
-    yield directory
-    subprocess.run([which("umount"), directory], check=True)
+    with mounted(tmp_path / "small", "size=40m") as directory:
+        yield directory
 
 
 def answers(url):

@@ -9,16 +9,15 @@ written is swallowed.
 import errno
 import os
 import signal
-import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from shutil import which
 
 import pytest
 from fakes import CHUNK, FakeClock, FakeEngine, FreeFence, MemoryJournal, ValkeyValues, make_fleet, make_prefix, words
 from redis import Redis
 from s3_proxy import between
+from small_disks import mounted
 from valkey_servers import cluster, needs_tls, server
 
 from resources.file_store import FileStore
@@ -174,12 +173,7 @@ def a_node_goes(tmp_path, _):
 
 @contextmanager
 def disk_full(tmp_path, _):
-    directory = tmp_path / "kv"
-    directory.mkdir()
-    mount = [which("mount"), "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a file system needs CAP_SYS_ADMIN")
-    try:
+    with mounted(tmp_path / "kv", "size=64k") as directory:
         store = FileStore(directory, 3600)
         bench = Bench("fs", store, FileValues(store))
 
@@ -191,8 +185,6 @@ def disk_full(tmp_path, _):
 
         bench.breaks(strike)
         yield bench, NotWarm, "cannot write to L2", (directory / "filler").unlink
-    finally:
-        subprocess.run([which("umount"), directory], check=True)
 
 
 @contextmanager

@@ -7,12 +7,12 @@ import json
 import subprocess
 import sys
 import threading
-from shutil import which
 
 import dagster as dg
 import pytest
 from days import Days
 from fakes import FakedWorkspace, MovableClock
+from small_disks import mounted
 from weight_files import write_model
 
 from pipelines.definitions import build_defs
@@ -216,15 +216,10 @@ def test_a_mounted_stage_is_a_directory_to_engines_and_its_path_is_in_keys(works
 def test_a_full_disk_of_this_machine_is_said(workspace):
     assert staged(workspace).success
     full = workspace.local_directory / "stages"
-    full.mkdir(parents=True, exist_ok=True)
-    if subprocess.run([which("mount"), "-t", "tmpfs", "-o", "size=4k", "tmpfs", full], capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs CAP_SYS_ADMIN")
-    try:
+    with mounted(full, "size=4k"):
         (full / "filler").write_bytes(b"x" * 4096)
         with pytest.raises(StateUnavailable, match=r"writing .*No space left on device"):
             workspace.fleet("chat")
-    finally:
-        subprocess.run([which("umount"), full], check=True)
     assert workspace.fleet("chat").model.weights_digest
 
 

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -24,7 +25,7 @@ def moment(day, hour, minute=0):
 def test_a_block_drains_forty_minutes_before_its_end_and_an_ultraserver_seventy():
     for ultra, minutes in ((False, 40), (True, 70)):
         window = window_of(replace(BLOCK, ultraserver=ultra), NOON)
-        assert (window.closes_at, window.certain) == (BLOCK.end - minutes * 60, True)
+        assert (window.closes_at, window.usable) == (BLOCK.end - minutes * 60, True)
         assert window.admits_until(LEAD) == BLOCK.end - minutes * 60 - LEAD.total_s
 
 
@@ -48,7 +49,7 @@ def test_other_reservations_end_when_they_end_or_never():
 )
 def test_what_a_state_means(state, certain, why):
     window = window_of(replace(BLOCK, state=state), NOON)
-    assert window.certain == certain
+    assert window.usable == certain
     assert why in window.why_not
     assert (admission([window], LEAD, (), NOON) is not None) == certain
 
@@ -62,10 +63,10 @@ def test_a_roll_out_begins_now_or_when_the_next_window_opens_and_never_too_late(
     assert admission([longer, later], LEAD, (), NOON) == admission([longer], LEAD, (), NOON)
     assert admission([longer], LEAD, (), NOON).at == NOON
     drained = window_of(replace(BLOCK, end=NOON + 0.5 * HOUR), NOON)
-    assert (drained.certain, drained.why_not) == (False, "its drain has begun")
+    assert (drained.usable, drained.why_not) == (False, "its drain has begun")
 
 
-NIGHT = OffPeak(frozenset(range(7)), (22, 0), (6, 0), "UTC")
+NIGHT = OffPeak(frozenset(range(7)), (22, 0), (6, 0), UTC)
 
 
 def test_off_peak_hours_go_over_midnight():
@@ -77,10 +78,10 @@ def test_off_peak_hours_go_over_midnight():
 
 
 def test_off_peak_days_and_a_change_of_clocks():
-    weekend = OffPeak(frozenset({5, 6}), (0, 0), (23, 59), "UTC")
+    weekend = OffPeak(frozenset({5, 6}), (0, 0), (23, 59), UTC)
     endless = window_of(replace(BLOCK, kind="default", end=None), NOON)
     assert admission([endless], LEAD, [weekend], NOON).at == moment(12, 0)
-    night = OffPeak(frozenset(range(7)), (1, 0), (5, 0), "Europe/Berlin")
+    night = OffPeak(frozenset(range(7)), (1, 0), (5, 0), ZoneInfo("Europe/Berlin"))
     saturday = datetime(2027, 3, 27, 12, tzinfo=UTC).timestamp()  # clocks go from 2 to 3 in the night to Sunday
     since, until = next(iter(night.intervals(saturday)))
     assert (until - since) / HOUR == 3

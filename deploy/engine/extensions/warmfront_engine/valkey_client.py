@@ -38,8 +38,6 @@ REFRESH_S = 600.0
 """After which a token is made anew."""
 PAUSE_S = 2.0
 """After a server gave no answer nobody asks it for so long: an engine recomputes, and does not wait."""
-READ_BYTES = 1 << 20
-"""From a socket at once: values are megabytes, and each read passes Python's lock on."""
 SAY_AGAIN_S = 60.0
 CERTIFICATE = ("certificate verify failed", "hostname mismatch", "wrong version number")
 """What an error says when the server is not who it should be, or speaks no TLS."""
@@ -258,7 +256,6 @@ class ValkeyClient:
             "socket_timeout": where.timeout_s,
             "socket_connect_timeout": where.timeout_s,
             "socket_keepalive": True,
-            "socket_read_size": READ_BYTES,
             "max_connections": threads + 2,
             # Not for a time-out: that would be another timeout_s. ReadOnlyError: the primary is another one by now.
             "retry": Retry(ExponentialBackoff(cap=0.1, base=0.01), 1, (ConnectionError, ReadOnlyError)),
